@@ -191,6 +191,14 @@ def test_guesses(draft: str | Path) -> None:
     assert re.search(r"tokens/s, \d+ of \d+ guesses right\n", line)
 
 
+def test_a_cache_in_i8() -> None:
+    given = ["Hello", "--max-tokens", 8, "--ignore-eos", "--cache", "i8"]
+    found = json.loads(call(*ON, *given, "--json").stdout)
+    wanted = model().generate("Hello", max_new_tokens=8, ignore_eos=True, cache="i8")
+    assert found["ids"] == wanted.ids
+    assert call(*ON, "Hello", "--cache", "f4").exit_code == 2
+
+
 def test_a_trace(tmp_path: Path) -> None:
     for more in (["Hello"], ["--chat"]):
         file = tmp_path / f"{more[0]}.json"

@@ -140,6 +140,24 @@ def ct_replace(config: Any, **changes: Any) -> Any:
     return replace(config, **changes)
 
 
+def test_a_cache_in_i8(device: ct.Device) -> None:
+    """The first tokens are those of a cache in f32; sessions of either are kept apart."""
+    model, prompt = generator(device), "data stays on the device"
+    given: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+    wide, narrow = model.generate(prompt, **given), model.generate(prompt, cache="i8", **given)
+    assert narrow.ids[:4] == wide.ids[:4]
+    kept = model._sessions.idle
+    assert [s.past.cache.dtype for s in kept] == [ct.i8, ct.f32]
+    dim = model.model.config.head_dim
+    assert kept[0].past.cache.nbytes * 4 * dim == kept[1].past.cache.nbytes * (dim + 4)
+    assert "".join(model.stream(prompt, cache="i8", **given)) == narrow.text
+    assert [x.ids for x in model.generate([prompt] * 2, cache="i8", **given)] == [narrow.ids] * 2
+    several = model.generate(prompt, cache="i8", n=2, **given)
+    assert [x.ids[:4] for x in several] == [narrow.ids[:4]] * 2
+    with pytest.raises(DTypeError, match='generate: cache: expected "i8" or None, got'):
+        model.generate(prompt, cache="f8", **given)  # type: ignore[call-overload]
+
+
 def test_an_abandoned_stream_leaves_the_next_one_alone() -> None:
     model = host()
     one, two = model.stream(TEXT, max_new_tokens=40), model.stream("else", max_new_tokens=9)

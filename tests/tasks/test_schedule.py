@@ -445,3 +445,27 @@ def test_mistakes_of_requests(host: ct.Generator) -> None:
     with pytest.raises(ShapeError, match="submit: expected n of 1 or more"):
         scheduler.submit([5], n=0)
     assert not scheduler.step()
+
+
+@pytest.mark.devices(*EVERY)
+def test_a_pool_in_i8(device: ct.Device) -> None:
+    """Requests get what a Generator gives each in i8; blocks are shared as ever."""
+    model, ids = generator(device), np.random.default_rng(4).integers(3, 200, 90).tolist()
+    given: dict[str, Any] = {"max_new_tokens": 4, "ignore_eos": True}
+    alone = model.generate(ids, cache="i8", **given)
+    with ct.Scheduler(model, max_batch=2, tokens=512, cache="i8") as scheduler:
+        first = scheduler.submit(ids, **given).result()
+        second = scheduler.submit(ids, **given).result()
+        assert scheduler.reused_tokens == BLOCK
+    assert first.ids == second.ids == alone.ids
+
+
+def test_memory_in_i8_has_more_blocks(host: ct.Generator) -> None:
+    pools = [ct.Scheduler(host, memory="1 MB", cache=kind, background=False)
+             for kind in (None, "i8")]  # fmt: skip
+    wide, narrow = (p._jobs.device.cache for p in pools)
+    dim = host.model.config.head_dim
+    assert wide.nbytes <= 10**6 and narrow.nbytes <= 10**6
+    assert abs(narrow.shape[1] / wide.shape[1] - 4 * dim / (dim + 4)) < 0.2
+    with pytest.raises(DTypeError, match='Scheduler: cache: expected "i8" or None, got'):
+        ct.Scheduler(host, cache=8)  # type: ignore[arg-type]

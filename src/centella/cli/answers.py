@@ -31,13 +31,15 @@ class How(Struct, frozen=True):
     pieces: bool = False  # as JSON, too
     lines: bool = False  # of JSON
     draft: Generator | str | None = None
+    cache: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Of `generate` and `stream`."""
         return {
             "max_new_tokens": self.tokens, "stop": self.stop, "ignore_eos": self.ignore_eos,
-            "logprobs": self.logprobs, "draft": self.draft, **self.sampling,
+            "logprobs": self.logprobs, "draft": self.draft, "cache": self.cache,
+            **self.sampling,
         }  # fmt: skip
 
 

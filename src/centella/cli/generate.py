@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,13 @@ from centella.tasks.generate import Generator
 from centella.tasks.logprobs import checked
 from centella.tasks.sampling import Sampling
 from centella.tasks.speculation import LOOKUP
+
+
+class CacheType(StrEnum):
+    """Storage of keys and values."""
+
+    i8 = "i8"
+
 
 Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - for stdin.")
@@ -56,6 +64,10 @@ Logprobs = Annotated[
 DraftBy = Annotated[
     str | None,
     typer.Option("--draft", metavar="D", help="Guess ahead: lookup, or a smaller model."),
+]
+CacheIn = Annotated[
+    CacheType | None,
+    typer.Option("--cache", metavar="i8", help="Keys and values in 8 bits: half the memory."),
 ]
 AsPieces = Annotated[bool, typer.Option("--stream", help="With --json: a line for each piece.")]
 Template = Annotated[
@@ -99,6 +111,7 @@ def run(
     dtype: Dtype = WeightDtype.auto,
     quantize: Quantize = None,
     draft: DraftBy = None,
+    cache: CacheIn = None,
     logprobs: Logprobs = None,
     template: Template = None,
     as_json: Json = False,
@@ -142,7 +155,8 @@ def run(
     if seed is not None and generator.config.sampling.with_("generate", sampling).greedy:
         err("generate: --seed changes nothing where the likeliest token is taken: --temperature")
     how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger,
-              alternatives, stream, stream or talk, guesser)  # fmt: skip
+              alternatives, stream, stream or talk, guesser,
+              cache and cache.value)  # fmt: skip
     first = [] if system is None else [{"role": "system", "content": system}]
     with ledger(timing=True) if trace is not None else nullcontext() as timed:
         if talk:

@@ -252,8 +252,14 @@ class LlamaModel(Module):
         """Drops the "model." of checkpoints with a head."""
         return name.removeprefix("model.")
 
-    def past(self, batch: int, capacity: int, device: Device | None = None) -> Past[KVCache]:
+    def past(
+        self, batch: int, capacity: int, device: Device | None = None, *,
+        dtype: DType | None = None,
+    ) -> Past[KVCache]:  # fmt: skip
         """An empty past for `batch` sequences of up to `capacity` tokens.
+
+        Args:
+            dtype: storage of keys and values: that of activations, or i8.
 
         Raises:
             ShapeError: a capacity above `max_position_embeddings`.
@@ -267,7 +273,7 @@ class LlamaModel(Module):
             )
         cache = KVCache(
             batch, c.num_key_value_heads, c.head_dim, capacity, num_layers=c.num_hidden_layers,
-            dtype=self.dtype, device=where_to,
+            dtype=dtype or self.dtype, device=where_to,
         )  # fmt: skip
         return Past(cache, *self.rotary(capacity, where_to))
 

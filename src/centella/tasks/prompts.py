@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
+from centella.dtypes import DType, i8
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks import logprobs as probabilities
 from centella.tasks.batches import expect_tokenizer
 from centella.tasks.chat import ChatTemplate, check_messages
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
+from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
@@ -34,12 +36,25 @@ class Asked(Struct, frozen=True):
         stops: when a continuation ends.
         logprobs: alternatives whose log-probabilities are wanted; None: none at all.
         draft: who guesses tokens: "lookup", a smaller model, or nobody.
+        cache: storage of keys and values; None: that of activations.
     """
 
     sampling: Sampling
     stops: Stops
     logprobs: int | None = None
     draft: LlamaModel | str | None = None
+    cache: DType | None = None
+
+
+def cache_dtype(op: str, cache: object) -> DType | None:
+    """The storage of keys and values that is asked for.
+
+    Raises:
+        DTypeError: neither "i8" nor None.
+    """
+    if cache is None or cache is i8 or (isinstance(cache, str) and cache == i8.name):
+        return None if cache is None else i8
+    raise DTypeError(f'{op}: cache: expected "i8" or None, got {show(cache)}')
 
 
 class Prompts:
@@ -126,7 +141,7 @@ class Prompts:
             tokenizer = self.tokenizer if parse_special else self.special.plain
             (ids,) = tokenizer.encode([prompt])
             ids = ids or ([] if begin is None else [begin])
-            self.tokenizer.check_ids([ids], self._vocab)
+            self.tokenizer.check_ids(Tokens.of([ids]), self._vocab)
         elif isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
             at = next((i for i, v in enumerate(prompt) if not _whole(v)), None)
             if at is not None:
@@ -156,6 +171,7 @@ class Prompts:
     def asked(
         self, op: str, config: GeneratorConfig, sampling: SamplingArgs, *, tokens: object,
         stop: Any, ignore_eos: object, logprobs: object, draft: LlamaModel | str | None = None,
+        cache: object = None,
     ) -> Asked:  # fmt: skip
         """Arguments of `op`, checked.
 
@@ -175,7 +191,8 @@ class Prompts:
             ids |= {i for i, token in added.items() if token.content in words}
         stops = Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
         chosen = config.sampling.with_(op, sampling)
-        return Asked(chosen, stops, probabilities.checked(op, logprobs), draft)
+        alternatives = probabilities.checked(op, logprobs)
+        return Asked(chosen, stops, alternatives, draft, cache_dtype(op, cache))
 
 
 def _whole(value: Any) -> bool:

@@ -11,16 +11,20 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from contextvars import copy_context
+from math import prod
 from typing import Any, Literal, Self, Unpack, overload
 
 from centella.backends.opening import byte_count
+from centella.dtypes import DType
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.host.forks import lock_of
 from centella.nn.block_table import BLOCK
+from centella.nn.cache_layer import planes_of
 from centella.nn.tree import Tree
-from centella.tasks.generate import Generator, Prompt
+from centella.tasks.generate import CacheBy, Generator, Prompt
 from centella.tasks.jobs import Job, Jobs
 from centella.tasks.pieces import Text
+from centella.tasks.prompts import cache_dtype
 from centella.tasks.request import Answer, Ready, Request
 from centella.tasks.sampling import SamplingArgs
 from centella.tensors.arguments import flag, whole
@@ -47,6 +51,7 @@ class Scheduler:
         tokens: that keys and values have memory for, of all requests together; default: 1 024 for
             each of `max_batch`, or the context of the model where that is less.
         memory: instead of `tokens`: bytes of keys and values, or text such as "2 GB".
+        cache: "i8" for keys and values of 8 bits, as for `Generator.generate`.
         background: whether a thread of the Scheduler's own computes; it ends when nothing is left.
             Else whoever waits for a request does, or calls `step` or `run`.
 
@@ -63,19 +68,20 @@ class Scheduler:
 
     def __init__(
         self, model: Generator, *, max_batch: int = 16, tokens: int | None = None,
-        memory: int | str | None = None, background: bool = True,
+        memory: int | str | None = None, cache: CacheBy = None, background: bool = True,
     ) -> None:  # fmt: skip
         if not isinstance(model, Generator):
             raise DTypeError(f"Scheduler: expected a Generator, got {type(model).__name__}")
         self.background: bool = flag("Scheduler", "background", background)
         self.max_batch: int = whole("Scheduler", "max_batch", max_batch, 1)
         self._model = model
-        blocks = _blocks_of(model, self.max_batch, tokens, memory)
+        stored = cache_dtype("Scheduler", cache) or model.model.dtype
+        blocks = _blocks_of(model, self.max_batch, tokens, memory, stored)
         self.context: int = _context_of(model, blocks * BLOCK)
         from centella.tasks.slots import Slots
 
         self._tree = Tree(model.model)
-        self._jobs = Jobs(Slots(model.model, self.max_batch, blocks, self.context))
+        self._jobs = Jobs(Slots(model.model, self.max_batch, blocks, self.context, stored))
         # A request's own scopes are not to count, or to forbid, the work of others.
         self._scopes = copy_context()
         self._driving = threading.RLock()  # who has it computes a step; taken before the next
@@ -260,8 +266,8 @@ class Scheduler:
                     return
 
 
-def _blocks_of(model: Generator, batch: int, tokens: Any, memory: Any) -> int:
-    """Blocks of the pool."""
+def _blocks_of(model: Generator, batch: int, tokens: Any, memory: Any, stored: DType) -> int:
+    """Blocks of the pool, whose keys and values have a dtype."""
     config = model.model.config
     if memory is None:
         default = batch * min(TOKENS, model.context)
@@ -269,8 +275,8 @@ def _blocks_of(model: Generator, batch: int, tokens: Any, memory: Any) -> int:
         return -(-asked // BLOCK)
     if tokens is not None:
         raise ShapeError("Scheduler: expected tokens= or memory=, got both")
-    row = config.num_key_value_heads * config.head_dim * model.model.dtype.itemsize
-    each = 2 * config.num_hidden_layers * BLOCK * row
+    planes = planes_of((config.num_key_value_heads, BLOCK, config.head_dim), stored).values()
+    each = config.num_hidden_layers * sum(prod(shape) * kind.itemsize for shape, kind in planes)
     room = byte_count(memory)
     if room < 2 * each:
         raise ShapeError(

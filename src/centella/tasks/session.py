@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from centella.dtypes import f32
+from centella.dtypes import DType, f32
 from centella.errors import ContractError
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
@@ -43,13 +43,17 @@ class Session:
     Args:
         model: the decoder.
         batch: sequences; capacity: tokens that each may have.
+        cache: storage of keys and values; None: that of activations.
     """
 
-    def __init__(self, model: LlamaModel, batch: int, capacity: int) -> None:
+    def __init__(
+        self, model: LlamaModel, batch: int, capacity: int, cache: DType | None = None
+    ) -> None:
         self.model: LlamaModel = model
         self.batch: int = batch
         self.capacity: int = capacity
-        self.past: Past[KVCache] = model.past(batch, capacity)
+        self.cache: DType | None = cache
+        self.past: Past[KVCache] = model.past(batch, capacity, dtype=cache)
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
         self._first: Session | None = None  # reads prompts that several sequences begin with
         device = model.device
@@ -224,7 +228,7 @@ class Session:
         unread = max(len(new) - _common(old, new) for old, new in zip(self.rows, each, strict=True))
         if times > 1 and unread > LEAST:
             if self._first is None or self._first.batch != len(rows):
-                self._first = Session(self.model, len(rows), self.capacity)
+                self._first = Session(self.model, len(rows), self.capacity, self.cache)
             if not self._first.start(rows, ending=ending):
                 return False
             self._take(self._first, times)

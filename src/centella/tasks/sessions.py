@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from centella.dtypes import DType
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
 from centella.tasks import speculation
@@ -41,8 +42,12 @@ class Sessions:
         with self._lock:
             self.idle = [session, *self.idle][:IDLE]
 
-    def take(self, rows: Sequence[Ids], tokens: int) -> Session:
-        """The idle session of that size that has read most of the rows, or a new one."""
+    def take(self, rows: Sequence[Ids], tokens: int, cache: DType | None = None) -> Session:
+        """The idle session of that size that has read most of the rows, or a new one.
+
+        Args:
+            cache: storage of its keys and values; None: that of activations.
+        """
         model, regime = self._model, self._regime(tokens)
         most = model.config.max_position_embeddings
         capacity = min(most, -(-(tokens + LEAST) // ROOM) * ROOM)
@@ -53,7 +58,7 @@ class Sessions:
                 self.idle, self._tree = [], Tree(model)
             fits = [
                 s for s in reversed(self.idle)
-                if s.batch == len(rows) and s.capacity >= capacity
+                if s.batch == len(rows) and s.capacity >= capacity and s.cache is cache
                 and self._regime(s.capacity) == regime
             ]  # fmt: skip
             session = max(fits, key=lambda s: s.shared(rows), default=None)
@@ -61,7 +66,7 @@ class Sessions:
             if session is not None and (full or session.lost(rows) <= LOST):
                 self.idle.remove(session)
                 return session
-        return Session(model, len(rows), capacity)
+        return Session(model, len(rows), capacity, cache)
 
     def guesser(
         self, draft: LlamaModel | str | None, session: Session

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from centella.dtypes import f32, i32
+from centella.dtypes import DType, f32, i32
 from centella.models.llama import Past
 from centella.nn.block_cache import BlockCache, BlockView
 from centella.nn.block_table import BLOCK, BlockTable
@@ -44,19 +44,22 @@ class Slots:
         slots: requests that are decoded at once.
         blocks: of the pool of keys and values.
         context: most tokens of a request.
+        cache: storage of keys and values.
 
     Attributes:
         cache: the pool.
     """
 
-    def __init__(self, model: LlamaModel, slots: int, blocks: int, context: int) -> None:
+    def __init__(
+        self, model: LlamaModel, slots: int, blocks: int, context: int, cache: DType
+    ) -> None:
         config, device, vocab = model.config, model.device, model.config.vocab_size
         self.model: LlamaModel = model
         self.count: int = slots
         self.widest: int = -(-context // BLOCK)
         self.cache: BlockCache = BlockCache(
             config.num_key_value_heads, config.head_dim, blocks,
-            num_layers=config.num_hidden_layers, dtype=model.dtype, device=device,
+            num_layers=config.num_hidden_layers, dtype=cache, device=device,
         )  # fmt: skip
         self._rotary = model.rotary(context, device)
 
