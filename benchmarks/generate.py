@@ -2,9 +2,9 @@
 
 Weights of four layers take turns, so that no cache holds them and little is uploaded; a layer's
 products read as many bytes as in the real model. A decode step is what `Generator` runs: a replay
-that reads and writes the last token on the device. The limit is the bytes of the weights, and of the
-keys and values so far, at the rate at which this card reads. `--prompt 512,8192,32768` are lengths of
-the past, `--cache f,i8` what it is stored in: as activations, or in 8 bits.
+that reads and writes the last token on the device. The limit is the bytes of the weights, and of
+the keys and values so far, at the rate at which this card reads. `--prompt 512,8192,32768` are
+lengths of the past, `--cache f,i8` what it is stored in: as activations, or in 8 bits.
 """
 
 from __future__ import annotations
@@ -110,9 +110,8 @@ def generate(args: argparse.Namespace) -> Iterator[Row]:
 
 def prompts_of(args: argparse.Namespace) -> list[int]:
     """Lengths of the past that steps are measured behind."""
-    return (
-        [int(n) for n in args.prompt.split(",")] if args.prompt else [16 if args.small else PROMPT]
-    )
+    default = "16" if args.small else str(PROMPT)
+    return [int(n) for n in (args.prompt or default).split(",")]
 
 
 def served(model: LlamaModel, batch: int, small: bool, stored: DType | None) -> Row:
@@ -176,7 +175,8 @@ def measured(
                 list(session.run(1))
             kernels = sorted(led.kernels(), key=lambda k: -k.milliseconds)
             row |= {"share": nbytes * row["rate"] / batch / READ, "of": "the card's reads",
-                    "weights_gb": weight_bytes(model) / 1e9, "past_gb": past / 1e9, "launches": led.launches,
+                    "weights_gb": weight_bytes(model) / 1e9, "past_gb": past / 1e9,
+                    "launches": led.launches,
                     "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
                     }  # fmt: skip
         yield row
