@@ -19,9 +19,11 @@ from msgspec.structs import replace
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
+from centella.tasks import embed
 from centella.tasks.embed import Embedder, EmbedderConfig
 from centella.tasks.embeddings import Cut
 from centella.tasks.load import load
+from centella.tasks.tokens import Tokens
 from tests.support.model_common import DATA, TINY, activations_of, minilm, texts_of
 
 pytest.importorskip("tokenizers")
@@ -237,7 +239,7 @@ def test_a_batch_is_a_replay_once_its_size_was_met(tiny: Embedder) -> None:
     )
     if tiny.model.device.pool.mode != "exact":
         led.expect(allocations=0)
-    ids, _ = tiny._tokenize(list(other))
+    ids = tiny._tokenize(list(other)).lists()
     padded = np.full((8, 16), tiny.tokenizer.pad_id or 0, np.int32)
     for row, tokens in enumerate(ids):
         padded[row, : len(tokens)] = tokens
@@ -542,6 +544,30 @@ WRONG: list[tuple[Any, dict[str, Any] | None, str]] = [
 ]
 
 
+def test_texts_that_are_tokenised_in_parts(
+    on_cpu: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part's batches run while the next part is tokenised; the first bad text is named."""
+    texts = [f"{WORDS[i]} {WORDS[i % 7]} " * (1 + i % 40) for i in range(50)]
+    whole = on_cpu.embed(texts, batch_size=4)
+    monkeypatch.setattr(embed, "TOGETHER", 10)
+    done: list[int] = []
+    with ct.ledger(timing=True) as led:
+        parts = on_cpu.embed(texts, batch_size=4, progress=lambda n, total: done.append(n))
+    np.testing.assert_allclose(parts.dense, whole.dense, atol=1e-6)
+    assert parts.cut == whole.cut and parts.cut
+    assert done == [*range(4, 49, 4), 50]
+    assert led._timeline is not None
+    assert sum(span.name == "tokenise" for span in led._timeline._spans) == 5
+    bad: Any
+    for bad, error in ((7, DTypeError), ("\ud800", ShapeError)):
+        with pytest.raises(error, match=r"texts\[49\]"):
+            on_cpu.encode([*texts[:49], bad], batch_size=4)
+    on_cpu.tokenizer.native.add_tokens(["outside"])
+    with pytest.raises(WeightsError, match="an id below"):
+        on_cpu.encode([*texts, "outside"], batch_size=4)
+
+
 @pytest.mark.parametrize(("files", "expected"), SETTINGS)
 def test_settings_of_a_folder(
     tmp_path: Path, files: dict[str, Any], expected: EmbedderConfig
@@ -562,15 +588,15 @@ def test_lower_case(on_cpu: Embedder) -> None:
     seen: list[str] = []
 
     class Spy:
-        def encode_counted(self, texts: list[str], longest: int) -> Any:
+        def tokens(self, texts: list[str], longest: int) -> Tokens:
             seen.extend(texts)
-            return [[2, 3]] * len(texts), [2] * len(texts)
+            return Tokens.of([[2, 3]] * len(texts))
 
         def check_pad_id(self, vocab_size: int) -> None:
             assert self.pad_id < vocab_size
 
-        def check_ids(self, ids: list[list[int]], vocab_size: int) -> None:
-            assert max(map(max, ids)) < vocab_size
+        def check_ids(self, tokens: Tokens, vocab_size: int) -> None:
+            assert tokens.ids.max() < vocab_size
 
         pad_id = 0
 
@@ -614,7 +640,7 @@ def test_a_heartbeat_goes_on_during_a_long_embed(tiny: Embedder) -> None:
         return gaps
 
     longest: list[float] = []
-    while len(longest) < 30 and min(longest, default=1.0) >= 0.020:
+    while len(longest) < 100 and min(longest, default=1.0) >= 0.020:
         gaps = asyncio.run(beats())
         assert len(gaps) > 5
         longest.append(max(gaps))

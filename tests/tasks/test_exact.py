@@ -50,9 +50,13 @@ def test_two_thousand_batches(device: ct.Device) -> None:
 
 
 def test_batches_of_one_width() -> None:
-    lengths = [3, 40, 16, 17, 5, 33, 1]
-    assert batches.by_columns(lengths, 48, 64) == [[1], [5], [3], [2, 4, 0, 6]]
-    assert batches.by_columns(lengths, 48, 1) == [[i] for i in (1, 5, 3, 2, 4, 0, 6)]
-    assert batches.by_columns([], 48, 64) == []
+    lengths = np.array([3, 40, 16, 17, 5, 33, 1])
+
+    def listed(tokens: int) -> list[list[int]]:
+        return [rows.tolist() for rows in batches.by_columns(lengths, 48, tokens)]
+
+    assert listed(64) == [[1], [5], [3], [2, 4, 0, 6]]
+    assert listed(1) == [[i] for i in (1, 5, 3, 2, 4, 0, 6)]
+    assert batches.by_columns(lengths[:0], 48, 64) == []
     with pytest.raises(ct.DTypeError, match="exact"):
         load(DATA / "tiny-bert", device="cpu", task="embed").encode("a", exact="yes")  # type: ignore[arg-type]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,54 @@ def test_cuda_reads_a_part_while_another_is_sent(fake: FakeCuda, parts: int) -> 
     np.testing.assert_array_equal(ct.Tensor(value, spec).numpy(), data)
     device.close()
     assert not fake.memory
+
+
+def filled(device: ct.Device, data: Array, meanwhile: Callable[[], object]) -> ct.Tensor:
+    """The data as a tensor, read in parts; in the middle of one a thread does other work."""
+    spec = device.storage.spec(data.shape, ct.i32)
+
+    def read(first: int, out: Array) -> None:
+        out[...] = data[first : first + len(out)]
+        if first == 4:
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive(), "it waits for the file"
+
+    return ct.Tensor(device.storage.fill(spec, read, NOWHERE), spec)
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")
+def test_other_threads_use_the_device_while_a_file_is_read(device: ct.Device, parts: int) -> None:
+    data, results = np.arange(37 * 6, dtype=np.int32).reshape(37, 6), list[Array]()
+
+    def meanwhile() -> None:
+        results.append((ct.ones((5,), device=device) + 1).numpy())
+        results.append(filled(device, -data, lambda: None).numpy())
+
+    np.testing.assert_array_equal(filled(device, data, meanwhile).numpy(), data)
+    assert results[0].tolist() == [2.0] * 5
+    np.testing.assert_array_equal(results[1], -data)
+
+
+def test_two_threads_fill_their_own_pinned_memory(fake: FakeCuda, parts: int) -> None:
+    device = ct.device("cuda", native=0)
+    data, results = np.arange(37 * 6, dtype=np.int32).reshape(37, 6), list[ct.Tensor]()
+    got = filled(device, data, lambda: results.append(filled(device, -data, lambda: None)))
+    np.testing.assert_array_equal(got.numpy(), data)
+    np.testing.assert_array_equal(results[0].numpy(), -data)
+    with pytest.raises(OSError, match="gone"):
+        device.storage.fill(device.storage.spec((37, 6), ct.i32), _gone, NOWHERE)
+    np.testing.assert_array_equal(filled(device, data, lambda: None).numpy(), data)
+    del got
+    results.clear()
+    device.close()
+    assert not fake.memory
+
+
+def _gone(first: int, out: Array) -> None:
+    if first:
+        raise OSError("gone")
 
 
 @pytest.mark.parametrize(

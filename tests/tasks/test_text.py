@@ -7,12 +7,16 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from centella.errors import MissingExtraError, WeightsError
+from centella.tasks import words
 from centella.tasks.text import Tokenizer
+from centella.tasks.tokens import Tokens
 from centella.weights.folder import max_length
 from tests.support.model_common import minilm
 
@@ -186,3 +190,97 @@ def test_config_that_is_no_object(tmp_path: Path, raw: str) -> None:
     (tmp_path / CONFIG).write_text(raw)
     with pytest.raises(WeightsError, match=r"config\.json: expected"):
         max_length(tmp_path)
+
+
+# -- words that are remembered, and ids end to end ------------------------------------------------
+
+PARTS = [
+    *" \n\t\r.,-_$ab",
+    *("  ", "Storm", "don't", "##ing", "[MASK]", "[SEP]", "[PAD]", "[CLS", "a" * 120, "\x00"),
+    *("\x1c", "\x85", "\xa0", "\u3000", "\u200b", "\ufeff", "\u0301", "e\u0301", "\xe9", "\u0130"),
+    *("\xdf", "\u03a3", "\u4f60", "\ud55c", "\U0001f600", "\ufb01", "\xbc", "\U0001d400"),
+]
+
+
+def by_the_library(tokenizer: Tokenizer, texts: list[str], most: int | None) -> list[list[int]]:
+    """One text after the other, cut before special tokens are added."""
+    native, ids = tokenizer.native, []
+    for text in texts:
+        encoding = native.encode(text, add_special_tokens=False)
+        if most is not None:
+            encoding.truncate(most - tokenizer.num_special, direction=tokenizer._side)
+        ids.append(native.post_process(encoding).ids)
+    return ids
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_words_have_the_ids_of_whole_texts(tiny: Tokenizer, side: Any) -> None:
+    random = Random(side)
+    tokenizer = Tokenizer(tiny.native, truncation_side=side)
+    for _ in range(200):
+        texts = ["".join(random.choices(PARTS, k=random.randrange(14))) for _ in range(9)]
+        most = random.choice([None, 2, 3, 5, 8])
+        assert tokenizer.encode(texts, most) == by_the_library(tokenizer, texts, most)
+        tokens = tokenizer.tokens(texts, most)
+        assert tokens.counts.tolist() == [
+            len(ids) for ids in by_the_library(tokenizer, texts, None)
+        ]
+    assert tokenizer._words is not None and tokenizer._words._memory.known > 100
+
+
+def test_words_are_forgotten_and_learnt_again(
+    tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "MOST_WORDS", 6)
+    monkeypatch.setattr(words, "SPAN", 40)
+    texts = ["the storm came", "before the rain and the long night", "rain " * 30, "", "x"] * 3
+    assert tiny.encode(texts, 9) == by_the_library(tiny, texts, 9)
+    assert [len(part) for part in words.spans(texts)] == [1, 1, 1, 3, 1, 1, 3, 1, 1, 2]
+    assert tiny._words is not None and tiny._words._memory.known <= 7
+
+
+def test_an_interrupt_while_words_are_learnt_leaves_nothing_wrong(tiny: Tokenizer) -> None:
+    expected = by_the_library(tiny, ["the storm came", "rain came"], None)
+    tiny.encode(["the"])
+    assert tiny._words is not None
+    native = tiny._words._native
+
+    class Interrupted:
+        def encode_batch_fast(self, *args: Any, **kwargs: Any) -> Any:
+            raise KeyboardInterrupt
+
+    tiny._words._native = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        tiny.encode(["the storm came"])
+    tiny._words._native = native
+    assert tiny.encode(["the storm came", "rain came"]) == expected
+
+
+def test_words_are_for_tokenizers_that_look_at_each_alone(tiny: Tokenizer) -> None:
+    import tokenizers
+
+    native = tokenizers.Tokenizer.from_str(tiny.native.to_str())
+    assert words.Words.of(native, [], []) is not None
+    native.add_tokens(["two words"])
+    assert words.Words.of(native, [], []) is None
+    native = tokenizers.Tokenizer.from_str(tiny.native.to_str())
+    native.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    assert words.Words.of(native, [], []) is None
+    other = Tokenizer(native)
+    assert other.encode(TEXTS, 9) == by_the_library(other, TEXTS, 9)
+    native.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A [SEP] $A", special_tokens=[("[SEP]", 3)]
+    )
+    twice = Tokenizer(native)
+    assert twice.encode(TEXTS, 9) == by_the_library(twice, TEXTS, 9)
+
+
+def test_ids_end_to_end(tiny: Tokenizer) -> None:
+    tokens = tiny.tokens(["rain", "the storm came before the rain", ""], 5)
+    assert tokens.lengths.tolist() == [3, 5, 2] and tokens.counts.tolist() == [3, 8, 2]
+    padded, lengths = tokens.grid(np.array([1, 0]), (3, 6), 9)
+    (rain, storm, _) = tokens.lists()
+    assert padded.tolist() == [[*storm, 9], [*rain, 9, 9, 9], [9] * 6]
+    assert lengths.tolist() == [5, 3, 0] and padded.dtype == lengths.dtype == np.int32
+    assert Tokens.joined([]).lists() == [] and len(Tokens.joined([tokens, tokens])) == 6
+    assert Tokens.joined([tokens, tokens]).lists() == tokens.lists() * 2

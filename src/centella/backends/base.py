@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
@@ -341,19 +341,19 @@ class Backend(Interop, Process, Streams, Protocol):
         """
         ...
 
-    def write_parts(
-        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
-    ) -> None:
-        """Copy host bytes that are read now to the start of a buffer, in order with submissions.
+    def write_parts(self, buffer: Buffer, nbytes: int, step: int) -> Iterator[Array]:
+        """Copy host bytes to the start of a buffer, part after part, in order with submissions.
+
+        Gives host memory for each part in order, of `step` bytes but for the last. The caller fills
+        it, and then asks for the next one, which sends it; other calls may come between. What is
+        not asked to the end leaves the buffer's content undefined.
 
         Args:
             step: a multiple of 16: of so many bytes a backend should hold few at a time.
-            read: `read(start, out)` writes the bytes from `start` on into all of `out`; called
-                with multiples of `step`, in order.
         """
         data = np.empty(nbytes, np.uint8)
         for start in range(0, nbytes, step):
-            read(start, data[start : start + step])
+            yield data[start : start + step]
         self.write(buffer, data)
 
     @abstractmethod

@@ -72,7 +72,8 @@ class Storage:
 
         Args:
             read: `read(first, out)` writes the elements from `first` on, along axis 0, into `out`;
-                on the CPU, into the value itself: no upload.
+                on the CPU, into the value itself: no upload. Other threads may use the device
+                meanwhile.
         """
         value = Value(spec, self._device, "upload", site=site)
         executor, nbytes = self._executor, spec.storage_bytes
@@ -86,18 +87,29 @@ class Storage:
                 out[...] = 0xFF if self._pool.mode == "poison" else 0
             read(first, strided(out, Spec((rows, *spec.shape[1:]), spec.dtype, spec.strides)))
 
+        if executor.backend.caps.target == "numpy":
+            raw = np.empty(nbytes, np.uint8)
+            for start in range(0, nbytes, step):
+                part(start, raw[start : start + step])
+            with executor.lock, executor.border:
+                executor.check_lost()
+                value.ready(self._pool.adopt(raw))
+            return value
         with executor.lock, executor.border:
             executor.check_lost()
-            if executor.backend.caps.target == "numpy":
-                raw = np.empty(nbytes, np.uint8)
-                for start in range(0, nbytes, step):
-                    part(start, raw[start : start + step])
-                value.ready(self._pool.adopt(raw))
-                return value
             buffer = self._pool.allocate(nbytes)
-            begin = began()
-            executor.backend.write_parts(buffer, nbytes, step, part)
-            noted("upload", begin, executor.name, bytes=nbytes)
+        begin, start = began(), 0
+        parts = executor.backend.write_parts(buffer, nbytes, step)
+
+        def next_part() -> Array | None:
+            with executor.lock, executor.border:
+                executor.check_lost()
+                return next(parts, None)
+
+        while (out := next_part()) is not None:
+            part(start, out)  # without the lock: a file may be slow
+            start += step
+        noted("upload", begin, executor.name, bytes=nbytes)
         count(uploads=1, upload_bytes=nbytes)
         value.ready(buffer)
         return value

@@ -6,16 +6,19 @@ import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from centella.errors import DTypeError, WeightsError
 from centella.host.log import logger
+from centella.host.workers import pool
 from centella.runtime.pending import Pending
+from centella.tasks.tokens import Tokens
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import kind
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from centella.tasks.text import Tokenizer
 
 Array = np.ndarray[Any, Any]
+Grid = tuple[Array, Array]
+T = TypeVar("T")
 R = TypeVar("R")
 SLOW = ("software", "simulator")  # adapters whose threads are those of a CPU
 Progress = bool | Callable[[int, int], None]
@@ -32,18 +37,19 @@ EXACT = 2048  # tokens of each batch where bits are not to depend on it: enough 
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
-def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+def by_length(lengths: Array, batch_size: int) -> list[Array]:
     """The texts of each batch, the longest first."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    order = np.argsort(-lengths, kind="stable")
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def by_columns(lengths: Sequence[int], most: int, tokens: int) -> list[list[int]]:
+def by_columns(lengths: Array, most: int, tokens: int) -> list[Array]:
     """The texts of each batch, of which none is wider than a text of it needs alone."""
-    batches: list[list[int]] = []
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    for columns, some in groupby(order, lambda i: columns_of(lengths[i], most)):
-        rows, size = list(some), rows_of(columns, tokens)
+    batches: list[Array] = []
+    order = np.argsort(-lengths, kind="stable")
+    columns = np.array([columns_of(length, most) for length in lengths[order].tolist()], np.int64)
+    for rows in np.split(order, np.flatnonzero(np.diff(columns)) + 1) if len(order) else ():
+        size = rows_of(columns_of(int(lengths[rows[0]]), most), tokens)
         batches += [rows[start : start + size] for start in range(0, len(rows), size)]
     return batches
 
@@ -64,55 +70,80 @@ def exact_tokens(device: Device) -> int:
     return 1 if caps.target == "numpy" or caps.adapter_class in SLOW else EXACT
 
 
+class Batch(Struct, frozen=True, eq=False):
+    """Texts that run together.
+
+    Attributes:
+        tokens: of these texts and others; rows: the numbers of these among them.
+        texts: the numbers of these among all texts.
+    """
+
+    tokens: Tokens
+    rows: Array
+    texts: Array
+
+    def grid(self, batch_size: int, most: int, fill: int, exact: bool = False) -> Grid:
+        """Ids as i32 [rows, columns], and their lengths i32 [rows].
+
+        Rows and columns are rounded up, so that sizes are few; what is added has length 0.
+
+        Args:
+            most: tokens of the longest text that there may be; fill: the id of padding.
+            exact: there are `batch_size` rows, however many texts there are.
+        """
+        rows = batch_size if exact else min(batch_size, 1 << (len(self.rows) - 1).bit_length())
+        return self.tokens.grid(self.rows, (rows, self.columns(most)), fill)
+
+    def columns(self, most: int) -> int:
+        """Tokens that a row has for the longest of these texts."""
+        return columns_of(int(self.tokens.lengths[self.rows].max()), most)
+
+
+def ahead(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """What calls give, in their order; a thread makes each while the one before is used."""
+    if len(calls) < 2:
+        yield from (call() for call in calls)
+        return
+    threads = pool(1, "centella-ahead")
+    try:
+        running = [threads.submit(copy_context().run, call) for call in calls[:1]]
+        for call in calls[1:]:
+            result = running.pop().result()
+            running.append(threads.submit(copy_context().run, call))
+            yield result
+        yield running.pop().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
 def run_batches(
-    batches: Sequence[list[int]], submit: Callable[[list[int]], Pending[R]],
-    take: Callable[[list[int], R], None], progress: Progress,
+    batches: Iterable[Batch], total: int, submit: Callable[[Batch], Pending[R]],
+    take: Callable[[Batch, R], None], progress: Progress,
 ) -> None:  # fmt: skip
     """Run all texts.
 
     Args:
-        batches: the texts of each, by their numbers.
-        submit: starts the batch of these texts; take: gets its result, in the order of batches.
+        total: texts of all batches.
+        submit: starts a batch; take: gets it and its result, in the order of batches.
         progress: as `Embedder.encode` takes it.
     """
-    running: deque[tuple[list[int], Pending[R]]] = deque()
-    done, total = 0, sum(map(len, batches))
+    running: deque[tuple[Batch, Pending[R]]] = deque()
+    done = 0
     with _told(total, progress) as tell:
 
         def finish() -> None:
             nonlocal done
-            rows, pending = running.popleft()
-            take(rows, pending.result())
-            done += len(rows)
+            batch, pending = running.popleft()
+            take(batch, pending.result())
+            done += len(batch.texts)
             tell(done, total)
 
-        for rows in batches:
-            running.append((rows, submit(rows)))
+        for batch in batches:
+            running.append((batch, submit(batch)))
             if len(running) == IN_FLIGHT:
                 finish()
         while running:
             finish()
-
-
-def grid(
-    ids: Sequence[Sequence[int]], batch_size: int, most: int, fill: int, exact: bool = False
-) -> tuple[Array, Array]:
-    """Ids of texts as i32 [rows, columns], and their lengths i32 [rows].
-
-    Rows and columns are rounded up, so that sizes are few; what is added has length 0.
-
-    Args:
-        most: tokens of the longest text that there may be; fill: the id of padding.
-        exact: there are `batch_size` rows, however many texts there are.
-    """
-    rows = batch_size if exact else min(batch_size, 1 << (len(ids) - 1).bit_length())
-    columns = columns_of(max(map(len, ids)), most)
-    padded = np.full((rows, columns), fill, np.int32)
-    lengths = np.zeros(rows, np.int32)
-    for row, tokens in enumerate(ids):
-        padded[row, : len(tokens)] = tokens
-        lengths[row] = len(tokens)
-    return padded, lengths
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | Path:

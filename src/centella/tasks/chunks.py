@@ -88,8 +88,9 @@ class Chunker:
 
     def counts(self, texts: list[str]) -> list[int]:
         """Tokens of each text; special ones and those of the prompt are not counted."""
-        counts = self._tokenizer.encode_counted(prepared(texts, self._prompt, self._lower))[1]
-        return [count - self._fixed for count in counts]
+        tokens = self._tokenizer.tokens(prepared(texts, self._prompt, self._lower))
+        counts: list[int] = (tokens.counts - self._fixed).tolist()
+        return counts
 
     def chunks(self, text: str, tokens: int) -> Iterator[Chunk]:
         """The pieces of a text of so many tokens.

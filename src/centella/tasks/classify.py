@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
 from centella.tasks.batches import (
+    Batch,
     Progress,
     by_length,
     expect_tokenizer,
-    grid,
     listed,
     read_tokenizer,
     run_batches,
 )
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
+from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
 from centella.tensors.jit import Jitted
@@ -108,7 +110,7 @@ class _Runner:
         if self.config.lower_case:
             texts, pairs = _lower(texts), None if pairs is None else _lower(pairs)
         encoded = self.tokenizer.encode_whole(texts, pairs, self.config.max_length)
-        self.tokenizer.check_ids([e.ids for e in encoded], self.model.config.vocab_size)
+        self.tokenizer.check_ids(_ids_of(encoded), self.model.config.vocab_size)
         return encoded
 
     def _logits(
@@ -123,19 +125,21 @@ class _Runner:
         found: list[Array] = [np.empty(0, np.float32)] * len(encoded)
         typed = self.model.config.type_vocab_size > 1
 
-        def submit(rows: list[int]) -> Pending[Array]:
-            some = [encoded[i] for i in rows]
-            most, pad = self.config.max_length, self.tokenizer.pad_id or 0
-            inputs = [*grid([e.ids for e in some], batch_size, most, pad)]
-            if typed and any(any(e.types) for e in some):
-                inputs.append(grid([e.types for e in some], batch_size, most, 0)[0])
+        ids, types = _ids_of(encoded), Tokens.of([e.types for e in encoded])
+        most, pad = self.config.max_length, self.tokenizer.pad_id or 0
+
+        def submit(batch: Batch) -> Pending[Array]:
+            inputs = [*batch.grid(batch_size, most, pad)]
+            if typed and any(any(encoded[i].types) for i in batch.texts):
+                inputs.append(replace(batch, tokens=types).grid(batch_size, most, 0)[0])
             return self._captured.fetch(*inputs)
 
-        def take(rows: list[int], result: Array) -> None:
-            for i, row in zip(rows, result, strict=False):
+        def take(batch: Batch, result: Array) -> None:
+            for i, row in zip(batch.texts, result, strict=False):
                 found[i] = row[: len(encoded[i].ids)] if row.ndim == 2 else row
 
-        run_batches(by_length([len(e.ids) for e in encoded], batch_size), submit, take, progress)
+        batches = [Batch(ids, rows, rows) for rows in by_length(ids.lengths, batch_size)]
+        run_batches(batches, len(encoded), submit, take, progress)
         return found
 
 
@@ -287,7 +291,7 @@ class Classifier(_Runner):
         """Pairs as the model reads them."""
         if self._prompt is not None:
             encoded = self._prompt.encode(firsts, seconds, instruction, self.config.max_length)
-            self.tokenizer.check_ids([e.ids for e in encoded], self.model.config.vocab_size)
+            self.tokenizer.check_ids(_ids_of(encoded), self.model.config.vocab_size)
             return encoded
         if instruction is not None:
             raise ShapeError(
@@ -390,18 +394,24 @@ def read_classifier(folder: Path, vocab_size: int) -> Callable[[LabelModel], Any
 
 def read_ranker(folder: Path, vocab_size: int) -> Callable[[LlamaRanker], Classifier]:
     """As `read_classifier`, of a decoder that ranks."""
-    from centella.tasks.rank_prompt import RankPrompt
     from centella.tasks.text import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(folder, vocab_size)
-    longest, prompt = max_length(folder), RankPrompt(tokenizer)
+    tokenizer, longest = Tokenizer.from_folder(folder, vocab_size), max_length(folder)
+    return lambda model: ranker_of(tokenizer, model, longest)
 
-    def ranker(model: LlamaRanker) -> Classifier:
-        model.answers = prompt.answers
-        config = ClassifierConfig(min(longest, model.config.positions), "sigmoid", "sigmoid")
-        return Classifier(model, tokenizer, config, prompt)
 
-    return ranker
+def ranker_of(tokenizer: Tokenizer, model: LlamaRanker, longest: int | None = None) -> Classifier:
+    """A decoder that ranks, for prompts of so many tokens; None: as many as it has positions.
+
+    Raises:
+        WeightsError: a tokenizer that has not both answers as tokens.
+    """
+    from centella.tasks.rank_prompt import RankPrompt
+
+    prompt, most = RankPrompt(tokenizer), model.config.positions
+    model.answers = prompt.answers
+    config = ClassifierConfig(min(longest or most, most), "sigmoid", "sigmoid")
+    return Classifier(model, tokenizer, config, prompt)
 
 
 def _stated_activation(folder: Path) -> str:
@@ -422,3 +432,7 @@ def _stated_activation(folder: Path) -> str:
 
 def _lower(texts: Sequence[Any]) -> list[Any]:
     return [text.lower() if isinstance(text, str) else text for text in texts]
+
+
+def _ids_of(encoded: Sequence[Encoded]) -> Tokens:
+    return Tokens.of([each.ids for each in encoded])

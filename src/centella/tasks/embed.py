@@ -6,7 +6,8 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -19,13 +20,13 @@ from centella.ledger.counts import began, noted
 from centella.nn import Linear
 from centella.runtime.pending import Pending
 from centella.tasks.batches import (
+    Batch,
     Progress,
+    ahead,
     by_columns,
     by_length,
-    columns_of,
     exact_tokens,
     expect_tokenizer,
-    grid,
     listed,
     read_tokenizer,
     rows_of,
@@ -35,7 +36,9 @@ from centella.tasks.chunks import Chunk, Chunker, prepared
 from centella.tasks.embeddings import Embeddings, Pieces, Rows, texts_cut
 from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
+from centella.tasks.text import checked_texts
 from centella.tasks.token_outputs import load_head, read_heads
+from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 __all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
+
+TOGETHER = 2048  # texts that are tokenised, and then sorted by length, while others are embedded
 
 
 class Embedder:
@@ -201,21 +206,30 @@ class Embedder:
         if not callable(progress):
             progress = flag("encode", "progress", progress)
         pieces = self._pieces(listed("encode", texts), begin, chunk, overlap)
-        ids, counts = self._tokenize(pieces.texts, begin)
+        read = checked_texts(prepared(pieces.texts, begin, self.config.lower_case))
         special = self.tokenizer.special_ids if "sparse" in outputs else frozenset[int]()
-        rows = Rows(ids, outputs, kept or self.dim, special)
-        lengths, most = [len(tokens) for tokens in ids], self.config.max_length
-        tokens = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
-        batches = by_columns(lengths, most, tokens) if tokens else by_length(lengths, batch_size)
+        rows = Rows(len(read), outputs, kept or self.dim, special)
+        most, pad = self.config.max_length, self.tokenizer.pad_id or 0
+        room = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
+        every: list[Tokens] = []
 
-        def submit(batch: list[int]) -> Pending[dict[str, Array]]:
-            columns = columns_of(lengths[batch[0]], most)
-            size = rows_of(columns, tokens) if tokens else batch_size
-            grids = grid([ids[i] for i in batch], size, most, self.tokenizer.pad_id or 0, exact)
-            return self._submit(*grids, wanted, kept, outputs)
+        def batches() -> Iterator[Batch]:
+            size = -(-TOGETHER // batch_size) * batch_size
+            parts = (read[first : first + size] for first in range(0, len(read), size))
+            first = 0
+            for tokens in ahead([partial(self._tokenize, part) for part in parts]):
+                every.append(tokens)
+                sizes = tokens.lengths
+                for some in by_columns(sizes, most, room) if room else by_length(sizes, batch_size):
+                    yield Batch(tokens, some, first + some)
+                first += len(tokens)
 
-        run_batches(batches, submit, rows.take, progress)
-        found = rows.joined(pieces, wanted, texts_cut(counts, lengths, pieces.owners))
+        def submit(batch: Batch) -> Pending[dict[str, Array]]:
+            size = rows_of(batch.columns(most), room) if room else batch_size
+            return self._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
+
+        run_batches(batches(), len(read), submit, rows.take, progress)
+        found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
         if "dense" not in outputs or dtype == "f32":
             return found
         return replace(found, dense=packed(found.dense, dtype, ranges))
@@ -333,14 +347,13 @@ class Embedder:
         """Whether vectors get length 1: as asked, or as the folder says."""
         return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
-    def _tokenize(self, texts: list[Any], prompt: str = "") -> tuple[list[list[int]], list[int]]:
-        """Ids of each text, cut at the most that the model reads, and how many it has."""
+    def _tokenize(self, texts: list[str]) -> Tokens:
+        """Ids of texts, cut at the most that the model reads."""
         begin = began()
-        read = prepared(texts, prompt, self.config.lower_case)
-        ids, counts = self.tokenizer.encode_counted(read, self.config.max_length)
-        self.tokenizer.check_ids(ids, self.model.config.vocab_size)
+        tokens = self.tokenizer.tokens(texts, self.config.max_length)
+        self.tokenizer.check_ids(tokens, self.model.config.vocab_size)
         noted("tokenise", begin, texts=len(texts))
-        return ids, counts
+        return tokens
 
     def _tell_of_cut(self, found: Embeddings) -> None:
         first = found.cut[0]

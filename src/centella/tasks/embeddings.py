@@ -9,7 +9,10 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
+from centella.tasks.batches import Batch
+from centella.tasks.forward import DENSE
 from centella.tasks.token_outputs import Sparse, merged, vectors_by_token, weights_by_id
+from centella.tasks.tokens import Tokens
 
 
 class Cut(Struct, frozen=True):
@@ -64,37 +67,42 @@ class Rows:
     """The outputs of pieces as batches give them, then those of their texts.
 
     Args:
-        ids: tokens of each piece; outputs: which are wanted.
+        pieces: how many; outputs: which are wanted.
         dim: numbers of a dense vector; special: ids that have no sparse weight.
     """
 
     def __init__(
-        self, ids: list[list[int]], outputs: tuple[str, ...], dim: int, special: frozenset[int]
-    ) -> None:
-        self._ids = ids
+        self, pieces: int, outputs: tuple[str, ...], dim: int, special: frozenset[int]
+    ) -> None:  # fmt: skip
         self._special = special
         self._outputs = outputs
-        self._dense = np.empty((len(ids), dim if "dense" in outputs else 0), np.float32)
-        self._sparse: list[Sparse] = [{}] * len(ids)
-        self._multi: list[Array] = [self._dense] * len(ids)
+        self._dense = np.empty((pieces, dim if "dense" in outputs else 0), np.float32)
+        self._sparse: list[Sparse] = [{}] * pieces
+        self._multi: list[Array] = [self._dense] * pieces
 
-    def take(self, batch: list[int], found: dict[str, Array]) -> None:
+    def take(self, batch: Batch, found: dict[str, Array]) -> None:
         """Keep what a batch gave: the rows of its pieces come first."""
         if "dense" in self._outputs:
-            self._dense[batch] = found["dense"][: len(batch)]
-        for row, i in enumerate(batch):
+            self._dense[batch.texts] = found["dense"][: len(batch.texts)]
+        if self._outputs == DENSE:
+            return
+        for row, (i, number) in enumerate(zip(batch.texts, batch.rows, strict=True)):
+            ids = batch.tokens.row(number)
             if "sparse" in self._outputs:
-                self._sparse[i] = weights_by_id(self._ids[i], found["sparse"][row], self._special)
+                self._sparse[i] = weights_by_id(ids, found["sparse"][row], self._special)
             if "multi" in self._outputs:
-                self._multi[i] = vectors_by_token(self._ids[i], found["multi"][row])
+                self._multi[i] = vectors_by_token(ids, found["multi"][row])
 
     def joined(self, pieces: Pieces, normalize: bool, cut: tuple[Cut, ...]) -> Embeddings:
         """Of texts: dense the mean of their pieces, sparse the largest weights, multi all."""
-        by_text = groupby(range(len(self._ids)), pieces.owners.__getitem__)
+        dense = means(self._dense, pieces, normalize)
+        if self._outputs == DENSE:
+            return Embeddings(dense, [], [], cut)
+        by_text = groupby(range(len(self._dense)), pieces.owners.__getitem__)
         groups = [list(group) for _, group in by_text]
         sparse, multi = self._sparse, self._multi
         return Embeddings(
-            means(self._dense, pieces, normalize),
+            dense,
             [merged([sparse[i] for i in g]) for g in groups] if "sparse" in self._outputs else [],
             [np.concatenate([multi[i] for i in g]) for g in groups]
             if "multi" in self._outputs
@@ -121,7 +129,11 @@ def means(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
     return found
 
 
-def texts_cut(counts: Sequence[int], read: Sequence[int], owners: Sequence[int]) -> tuple[Cut, ...]:
+def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]:
     """Those that have more tokens than were read."""
-    rows = zip(owners, counts, read, strict=True)
-    return tuple(Cut(owner, count, n) for owner, count, n in rows if count > n)
+    cuts, first = [], 0
+    for part in parts:
+        for i in np.flatnonzero(part.counts > part.lengths).tolist():
+            cuts.append(Cut(owners[first + i], int(part.counts[i]), int(part.lengths[i])))
+        first += len(part)
+    return tuple(cuts)

@@ -17,6 +17,7 @@ from centella.tasks.batches import expect_tokenizer
 from centella.tasks.chat import ChatTemplate, check_messages
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
+from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
@@ -140,7 +141,7 @@ class Prompts:
             tokenizer = self.tokenizer if parse_special else self.special.plain
             (ids,) = tokenizer.encode([prompt])
             ids = ids or ([] if begin is None else [begin])
-            self.tokenizer.check_ids([ids], self._vocab)
+            self.tokenizer.check_ids(Tokens.of([ids]), self._vocab)
         elif isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
             at = next((i for i, v in enumerate(prompt) if not _whole(v)), None)
             if at is not None:

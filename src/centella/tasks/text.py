@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import array
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.errors import DTypeError, MissingExtraError, ShapeError, WeightsError
+from centella.tasks.tokens import Tokens
+from centella.tasks.words import Words, spans
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import check_values, is_file, kind, read_bytes, read_json, show
 
@@ -61,6 +66,8 @@ class Tokenizer:
         self.origin = origin
         self.pad_origin = pad_origin
         self._side = truncation_side
+        self._around: tuple[()] | tuple[list[int], list[int]] | None = None  # not looked for yet
+        self._words: Words | None = None
         self.num_special: int = native.num_special_tokens_to_add(is_pair=False)
 
     def __repr__(self) -> str:
@@ -135,27 +142,56 @@ class Tokenizer:
 
         Source: `truncation=True` of transformers' `PreTrainedTokenizerFast`.
         """
-        return self.encode_counted(texts, max_length)[0]
+        return self.tokens(texts, max_length).lists()
 
-    def encode_counted(
-        self, texts: Sequence[str], max_length: int | None = None
-    ) -> tuple[list[list[int]], list[int]]:
-        """As `encode`, and beside it the ids that each text has when it is not cut."""
+    def tokens(self, texts: Sequence[str], max_length: int | None = None) -> Tokens:
+        """As `encode`, end to end, and beside it the ids that each text has when it is not cut."""
         batch = checked_texts(texts)
         if max_length is not None and max_length < self.num_special:
             raise ShapeError(
                 f"encode: max_length: expected at least {self.num_special} "
                 f"(the special tokens), got {max_length}"
             )
+        most = sys.maxsize if max_length is None else max_length
         with _typed_errors(f"{self.origin}: expected to encode texts"):
-            # Cut here and add special tokens after: the library's own truncation is shared state.
-            encodings = self.native.encode_batch_fast(batch, add_special_tokens=False)
-            room = sys.maxsize if max_length is None else max_length - self.num_special
-            counts = [len(encoding) + self.num_special for encoding in encodings]
-            for encoding in encodings:
-                if len(encoding) > room:
-                    encoding.truncate(room, direction=self._side)
-            return [self.native.post_process(encoding).ids for encoding in encodings], counts
+            if self._around is None:
+                self._around = _around(self.native) or ()
+                self._words = Words.of(self.native, *self._around) if self._around else None
+            if not self._around:
+                return self._processed(batch, most)
+            tokens = self._whole(batch, *self._around)
+        return tokens.cut(most, self._side, *self._around)
+
+    def _whole(self, texts: Sequence[str], before: list[int], after: list[int]) -> Tokens:
+        """Ids of texts between special ones, not cut."""
+        if self._words is None:
+            return self._surrounded(texts, before, after)
+        parts = []
+        for some in spans(texts):
+            tokens = self._words(some)
+            parts.append(self._surrounded(some, before, after) if tokens is None else tokens)
+        return Tokens.joined(parts)
+
+    def _surrounded(self, texts: Sequence[str], before: list[int], after: list[int]) -> Tokens:
+        """As `_whole`, by the library alone."""
+        ids, ends = array.array("i"), []
+        for encoding in self.native.encode_batch_fast(texts, add_special_tokens=False):
+            ids.fromlist(before)
+            ids.fromlist(encoding.ids)
+            ids.fromlist(after)
+            ends.append(len(ids))
+        counts = np.diff(np.array(ends, np.int64), prepend=0)
+        return Tokens(np.frombuffer(ids, np.int32), np.cumsum(counts) - counts, counts, counts)
+
+    def _processed(self, texts: Sequence[str], most: int) -> Tokens:
+        """Ids of texts, cut, to which the library adds special ones."""
+        # Cut here and add special tokens after: the library's own truncation is shared state.
+        encodings = self.native.encode_batch_fast(texts, add_special_tokens=False)
+        counts = [len(encoding) + self.num_special for encoding in encodings]
+        for encoding in encodings:
+            encoding.truncate(most - self.num_special, direction=self._side)
+        tokens = Tokens.of([self.native.post_process(encoding).ids for encoding in encodings])
+        return replace(tokens, counts=np.array(counts, np.int64))
 
     def starts(self, text: str) -> list[int]:
         """The first character of each token of a text, without special tokens.
@@ -232,19 +268,35 @@ class Tokenizer:
                 f"below the vocab_size of the model, got {self.pad_id}"
             )
 
-    def check_ids(self, ids: Iterable[Sequence[int]], vocab_size: int) -> None:
+    def check_ids(self, tokens: Tokens, vocab_size: int) -> None:
         """Refuse ids that a model of so many tokens has no vector for.
 
         Raises:
             WeightsError: there is one, with its token.
         """
-        most = max((max(some) for some in ids if some), default=-1)
+        if tokens.ids.max(initial=-1) < vocab_size:
+            return
+        most = max(
+            (max(ids) for ids in tokens.lists() if ids), default=-1
+        )  # of those that are read
         if most >= vocab_size:
             token = self.native.id_to_token(most)
             raise WeightsError(
                 f"{self.origin}: token {show(token)}: expected an id below {vocab_size}, the "
                 f"vocab_size of the model, got {most}"
             )
+
+
+def _around(native: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The special tokens before and after a text; None where others than these are added."""
+    own = native.encode("a", add_special_tokens=False)
+    ids = list(own.ids)
+    whole = native.post_process(own).ids
+    special = native.num_special_tokens_to_add(is_pair=False)
+    if not ids or len(whole) != special + len(ids):
+        return None
+    matches = (n for n in range(special + 1) if whole[n : n + len(ids)] == ids)
+    return next(((whole[:n], whole[n + len(ids) :]) for n in matches), None)
 
 
 def _longest_first(left: int, right: int, room: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -182,33 +182,34 @@ class CudaMemory(Backend):
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
 
-    def write_parts(
-        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
-    ) -> None:
+    def write_parts(self, buffer: Buffer, nbytes: int, step: int) -> Iterator[Array]:
         """Copy host bytes part after part: one is read as the one before it is on its way."""
-        with self._lock, self.current():
-            stream = self._streams.turn().native
-            for start in range(0, nbytes, step):
-                data = self._next_sent(min(step, nbytes - start))
-                read(start, data)
-                check(driver.cuMemcpyHtoDAsync(
-                    int(buffer.native) + start, data.ctypes.data, data.nbytes, stream
-                ))  # fmt: skip
-                check(driver.cuEventRecord(self._sent[-1][1], stream))
+        for start in range(0, nbytes, step):
+            size = min(step, nbytes - start)
+            with self._lock, self.current():
+                pinned, event = self._next_sent(size)
+            try:
+                yield pinned[:size]
+                with self._lock, self.current():
+                    stream = self._streams.turn().native
+                    check(driver.cuMemcpyHtoDAsync(
+                        int(buffer.native) + start, pinned.ctypes.data, size, stream
+                    ))  # fmt: skip
+                    check(driver.cuEventRecord(event, stream))
+            finally:
+                self._sent.append((pinned, event))
 
-    def _next_sent(self, nbytes: int) -> Array:
-        """Pinned memory for a part that is sent next: of two, the one that was sent first."""
+    def _next_sent(self, nbytes: int) -> tuple[Array, Any]:
+        """Pinned memory for a part, and its event: of two or more, what was sent first."""
         if len(self._sent) < 2:
-            self._sent.append((self._take_pinned(nbytes), self._take_event()))
-        else:
-            pinned, event = self._sent.popleft()
-            check(driver.cuEventSynchronize(event))
-            count(syncs=1)
-            if pinned.nbytes < nbytes:
-                self.return_pinned(pinned)
-                pinned = self._take_pinned(nbytes)
-            self._sent.append((pinned, event))
-        return self._sent[-1][0][:nbytes]
+            return self._take_pinned(nbytes), self._take_event()
+        pinned, event = self._sent.popleft()
+        check(driver.cuEventSynchronize(event))
+        count(syncs=1)
+        if pinned.nbytes < nbytes:
+            self.return_pinned(pinned)
+            pinned = self._take_pinned(nbytes)
+        return pinned, event
 
     def shown(self, buffer: Buffer) -> int:
         """The address; what this thread puts on its stream finds the memory computed."""

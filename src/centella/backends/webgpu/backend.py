@@ -9,7 +9,7 @@ submissions by the queue, so a slot is reused at once. Bind groups are cached by
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -153,9 +153,7 @@ class WebGpuBackend(Backend):
         with self.lock, Checked():
             raw.write(self._queue, buffer.native, data)
 
-    def write_parts(
-        self, buffer: Buffer, nbytes: int, step: int, read: Callable[[int, Array], None]
-    ) -> None:
+    def write_parts(self, buffer: Buffer, nbytes: int, step: int) -> Iterator[Array]:
         """Copy host bytes part after part.
 
         wgpu copies what is written, and keeps that until a later submission is done: so each part
@@ -165,7 +163,7 @@ class WebGpuBackend(Backend):
         sent: WebGpuTicket | None = None
         for start in range(0, nbytes, step):
             data = part[: nbytes - start]
-            read(start, data)
+            yield data
             if sent is not None:
                 sent.wait()
             with self.lock, Checked():

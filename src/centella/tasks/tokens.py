@@ -1,0 +1,99 @@
+"""Token ids of texts end to end, and batches of them: no Python object for a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from centella.dtypes import Array
+
+
+class Tokens(Struct, frozen=True, eq=False):
+    """The token ids of texts.
+
+    Attributes:
+        ids: i32, those of one text after those of another.
+        starts: of each text, where its ids begin.
+        lengths: of each text, how many of its ids are read, special ones counted.
+        counts: of each text, how many it has before it is cut, special ones counted.
+    """
+
+    ids: Array
+    starts: Array
+    lengths: Array
+    counts: Array
+
+    @classmethod
+    def of(cls, ids: Sequence[Sequence[int]]) -> Tokens:
+        """Of lists of ids."""
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum()))
+        return cls(flat, np.cumsum(lengths) - lengths, lengths, lengths)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tokens]) -> Tokens:
+        """Of several, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = np.array([len(part.ids) for part in parts], np.int64)
+        starts = [
+            part.starts + at for part, at in zip(parts, np.cumsum(sizes) - sizes, strict=True)
+        ]
+        empty = np.zeros(0, np.int64)
+        return cls(
+            np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)]),
+            np.concatenate([empty, *starts]),
+            np.concatenate([empty, *(part.lengths for part in parts)]),
+            np.concatenate([empty, *(part.counts for part in parts)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def row(self, text: int) -> list[int]:
+        """The ids of a text that are read."""
+        ids: list[int] = self.ids[self.starts[text] :][: self.lengths[text]].tolist()
+        return ids
+
+    def lists(self) -> list[list[int]]:
+        """Those of each text."""
+        return [self.row(text) for text in range(len(self))]
+
+    def cut(
+        self, most: int, side: Literal["left", "right"], before: Sequence[int],
+        after: Sequence[int],
+    ) -> Tokens:  # fmt: skip
+        """At most so many ids of each text; changes `ids` where a text is cut.
+
+        Args:
+            side: where the text's own tokens are cut off.
+            before, after: the special tokens at its ends, which stay.
+        """
+        long = np.flatnonzero(self.counts > most)
+        if not len(long):
+            return self
+        starts, kept, at = self.starts.copy(), before, 0
+        if side == "left":
+            starts[long] += self.counts[long] - most
+        else:
+            kept, at = after, most - len(after)
+        places = starts[long][:, None] + at + np.arange(len(kept))
+        self.ids[places] = np.array(kept, np.int32)
+        return Tokens(self.ids, starts, np.minimum(self.counts, most), self.counts)
+
+    def grid(self, rows: Array, shape: tuple[int, int], fill: int) -> tuple[Array, Array]:
+        """Ids i32 of a shape, a text a row, with `fill` behind each; and lengths i32 [rows].
+
+        Args:
+            rows: numbers of the texts; rows of the shape past these have length 0.
+        """
+        padded, lengths = np.full(shape, fill, np.int32), np.zeros(shape[0], np.int32)
+        lengths[: len(rows)] = self.lengths[rows]
+        columns = np.arange(shape[1])
+        real = columns < lengths[: len(rows), None]
+        padded[: len(rows)][real] = self.ids[(self.starts[rows][:, None] + columns)[real]]
+        return padded, lengths
