@@ -67,6 +67,10 @@ LATE: dict[tuple[str, str], str] = {
     ("audio", "tempfile"): "as subprocess",
     ("tasks", "models"): "`import centella` is quick: a family loads with the first model of it",
     ("tasks", "tasks"): "the same: the tokenizer loads with the first model",
+    (
+        "tasks",
+        "weights",
+    ): "files of torch.save need zipfile and pickletools, and few models have one",
     ("weights", "huggingface_hub"): "extra `models`",
     ("weights", "pyarrow"): "extra `arrow`",
     ("weights", "difflib"): "only a name that is wrong is compared with others",

@@ -515,23 +515,32 @@ async def _wait(pending: ct.Pending[list[Array]]) -> list[Array]:
 @pytest.mark.alone
 @pytest.mark.devices("webgpu")
 def test_done_does_not_wait_for_a_waiting_thread(device: ct.Device) -> None:
+    """A call that waited would take all the time that there is, in each of the tries.
+
+    Other processes may hold one up now and then.
+    """
     y = ct.asarray(np.ones((256, 256), np.float32), device=device)
-    z = y
-    for _ in range(40):
-        z = z @ y * (1 / 256)
-    pending = ct.fetch(z)
-    thread = threading.Thread(target=pending.result)
-    thread.start()
-    begin = before = time.perf_counter()
-    took: list[float] = []
-    while not pending.done():
-        now = time.perf_counter()
-        took.append(now - before)
-        time.sleep(0.001)
-        before = time.perf_counter()
-    thread.join()
-    assert len(took) > 3
-    assert max(took) < (time.perf_counter() - begin) / 2  # one that waited would take all of it
+    longest: list[float] = []  # call of each try, over the whole time
+    while len(longest) < 20 and min(longest, default=1.0) >= 0.5:
+        z = y
+        for _ in range(40):
+            z = z @ y * (1 / 256)
+        pending = ct.fetch(z)
+        thread = threading.Thread(target=pending.result)
+        thread.start()
+        begin = before = time.perf_counter()
+        took: list[float] = []
+        while not pending.done():
+            now = time.perf_counter()
+            took.append(now - before)
+            time.sleep(0.001)
+            before = time.perf_counter()
+        thread.join()
+        if len(took) > 3:
+            longest.append(max(took) / (time.perf_counter() - begin))
+        else:
+            longest.append(1.0)
+    assert min(longest) < 0.5, longest
 
 
 # -- the end --------------------------------------------------------------------------------------

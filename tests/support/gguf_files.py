@@ -12,6 +12,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from centella.dtypes import bf16, widen
+from centella.models import bert_gguf
 from centella.models.llama_gguf import FAMILIES, FIELDS, OF_LAYER, OWN, PERMUTED, WHOLE
 from centella.weights import open_checkpoint
 
@@ -159,6 +160,52 @@ def write(
         writer.add_tensor(own_name(architecture, name), stored, raw_dtype=form)
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head_dim))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_bert(folder: Path, file: Path, kind: str = "F32", **more: Any) -> None:
+    """A GGUF file of a folder of a BERT, with its tokenizer; matrices in one kind, the rest in F32.
+
+    Args:
+        kind: of matrices whose rows are whole blocks.
+        more: beside it, as `write` takes it.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    words = sorted(vocab, key=vocab.__getitem__)
+    writer = GGUFWriter(file, bert_gguf.ARCHITECTURE)
+    for key, field in bert_gguf.FIELDS.items():
+        value = config[field]
+        write_value = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        write_value(f"{bert_gguf.ARCHITECTURE}.{key}", value)
+    marked = [w.startswith("[") and w.endswith("]") for w in words]
+    written = [w if m else w[2:] if w.startswith("##") else f"▁{w}"
+               for w, m in zip(words, marked, strict=True)]  # fmt: skip
+    values = {
+        "causal_attention": False, "tokenizer_model": "bert", "token_list": written,
+        "token_types": [3 if m else 1 for m in marked], "unk_token_id": vocab["[UNK]"],
+        "bos_token_id": vocab["[CLS]"], "sep_token_id": vocab["[SEP]"],
+        "pad_token_id": vocab["[PAD]"],
+    }  # fmt: skip
+    for name, value in {**values, **more}.items():
+        if value is not None:
+            getattr(writer, f"add_{name}")(value)
+    tables = {v: k for k, v in bert_gguf.TABLES.items()}
+    parts = {v: k for k, v in bert_gguf.OF_LAYER.items()}
+    for name, tensor in open_checkpoint(folder).items():
+        own = tables.get(name)
+        if match := re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)", name):
+            own = f"blk.{match[1]}.{parts[match[2]]}.{match[3]}"
+        if own is None:
+            continue  # the pooler
+        data, form = tensor.array.astype(np.float32), GGMLQuantizationType[kind]
+        rows = data.ndim < 2 or data.shape[-1] % GGML_QUANT_SIZES[form][0]
+        if rows or own in ("position_embd.weight", "token_types.weight"):
+            form = GGMLQuantizationType.F32
+        writer.add_tensor(own, quantized(data, form.name), raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

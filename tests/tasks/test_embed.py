@@ -640,7 +640,7 @@ def test_a_heartbeat_goes_on_during_a_long_embed(tiny: Embedder) -> None:
         return gaps
 
     longest: list[float] = []
-    while len(longest) < 30 and min(longest, default=1.0) >= 0.020:
+    while len(longest) < 100 and min(longest, default=1.0) >= 0.020:
         gaps = asyncio.run(beats())
         assert len(gaps) > 5
         longest.append(max(gaps))

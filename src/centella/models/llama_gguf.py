@@ -114,7 +114,7 @@ def config_values(file: GGUF) -> dict[str, Any]:
         WeightsError: an architecture that this library does not have, a missing or malformed value.
     """
     name = _architecture(file)
-    stated = {f: _plain(file.values.get(f"{name}.{key}")) for key, f in FIELDS.items()}
+    stated = {f: plain(file.values.get(f"{name}.{key}")) for key, f in FIELDS.items()}
     values: dict[str, Any] = {k: v for k, v in stated.items() if v is not None}
     tokens, table = file.values.get("tokenizer.ggml.tokens"), file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
@@ -193,7 +193,7 @@ def _floats(file: GGUF, name: str) -> list[float]:
 
 def _whole(file: GGUF, name: str) -> int | None:
     """A whole number over 0; None where it is missing."""
-    value = _plain(file.values.get(name))
+    value = plain(file.values.get(name))
     if value is None:
         return None
     if type(value) is not int or value < 1:
@@ -205,7 +205,7 @@ def _whole(file: GGUF, name: str) -> int | None:
 
 def _number(file: GGUF, name: str) -> float | None:
     """A number over 0; None where it is missing."""
-    value = _plain(file.values.get(name))
+    value = plain(file.values.get(name))
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 < value < math.inf:
@@ -262,12 +262,13 @@ def _architecture(file: GGUF) -> str:
     name = file.values.get("general.architecture")
     if not isinstance(name, str) or name not in FAMILIES:
         raise WeightsError(
-            f"{file.file}: general.architecture: expected {', '.join(FAMILIES)}, got {show(name)}"
+            f"{file.file}: general.architecture: expected bert, {', '.join(FAMILIES)}, got "
+            f"{show(name)}"
         )
     return name
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value as JSON has it; of one for each layer that are equal, the one."""
     if isinstance(value, np.ndarray):
         several = set(value.tolist())

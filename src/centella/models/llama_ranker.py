@@ -59,6 +59,8 @@ class LlamaRanker(LlamaModel):
     """
 
     config: LlamaRankerConfig
+    # Rows of the embedding, which GGUF files have once more.
+    ignored: tuple[str, ...] = (*LlamaModel.ignored, "cls.output.*")
 
     def __init__(self, config: LlamaRankerConfig, dtype: DType = f32) -> None:
         super().__init__(config, dtype)

@@ -394,18 +394,24 @@ def read_classifier(folder: Path, vocab_size: int) -> Callable[[LabelModel], Any
 
 def read_ranker(folder: Path, vocab_size: int) -> Callable[[LlamaRanker], Classifier]:
     """As `read_classifier`, of a decoder that ranks."""
-    from centella.tasks.rank_prompt import RankPrompt
     from centella.tasks.text import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(folder, vocab_size)
-    longest, prompt = max_length(folder), RankPrompt(tokenizer)
+    tokenizer, longest = Tokenizer.from_folder(folder, vocab_size), max_length(folder)
+    return lambda model: ranker_of(tokenizer, model, longest)
 
-    def ranker(model: LlamaRanker) -> Classifier:
-        model.answers = prompt.answers
-        config = ClassifierConfig(min(longest, model.config.positions), "sigmoid", "sigmoid")
-        return Classifier(model, tokenizer, config, prompt)
 
-    return ranker
+def ranker_of(tokenizer: Tokenizer, model: LlamaRanker, longest: int | None = None) -> Classifier:
+    """A decoder that ranks, for prompts of so many tokens; None: as many as it has positions.
+
+    Raises:
+        WeightsError: a tokenizer that has not both answers as tokens.
+    """
+    from centella.tasks.rank_prompt import RankPrompt
+
+    prompt, most = RankPrompt(tokenizer), model.config.positions
+    model.answers = prompt.answers
+    config = ClassifierConfig(min(longest or most, most), "sigmoid", "sigmoid")
+    return Classifier(model, tokenizer, config, prompt)
 
 
 def _stated_activation(folder: Path) -> str:

@@ -28,7 +28,7 @@ from centella.tensors.arguments import one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
-from centella.weights.gguf import open_gguf
+from centella.weights.gguf import GGUF, open_gguf
 from centella.weights.model_files import is_file, show
 
 if TYPE_CHECKING:
@@ -187,7 +187,8 @@ def load(
             the model takes ids, and `encode` of texts raises); or a repository of huggingface.co
             ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once, unless the first
             part of its name is a folder here; or "minilm": the all-MiniLM-L6-v2 of an installed
-            package; or a .gguf file of a decoder.
+            package; or a .gguf file of a decoder or a BERT. A decoder in it is an `Embedder` where
+            the file states a pooling.
         device: where to; default: the default device.
         dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
             elsewhere (the CPU then holds f32 weights); of quantised files CUDA computes in bf16.
@@ -223,7 +224,9 @@ def load(
     begin = began()
     if quantize is not None:
         one_of("load", "quantize", quantize, tuple(QUANTIZERS))
-    files = _open_gguf(Path(path)) if _is_gguf(path) else _open_folder(find_folder(path), task)
+    files = (
+        _open_gguf(Path(path), task) if _is_gguf(path) else _open_folder(find_folder(path), task)
+    )
     family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
@@ -307,16 +310,40 @@ def _is_gguf(path: Any) -> bool:
     return isinstance(path, (str, PathLike)) and Path(path).suffix.lower() == ".gguf"
 
 
-def _open_gguf(path: Path) -> _Files:
-    from centella.models.llama_gguf import config_values, tensors_of
+def _open_gguf(path: Path, task: str | None) -> _Files:
+    from centella.models import bert_gguf, llama_gguf
 
-    file = open_gguf(path)
-    values = config_values(file)
-    family = _family(str(path), values)
+    file, origin = open_gguf(path), str(path)
+    if file.values.get("general.architecture") == bert_gguf.ARCHITECTURE:
+        return _Files(
+            origin, origin, bert_gguf.config_values(file), FAMILIES["bert"],
+            lambda config: bert_gguf.tensors_of(file), lambda _: _embedder_of(file, "mean"),
+        )  # fmt: skip
+    values = llama_gguf.config_values(file)
+    family, read = _gguf_decoder(file, _family(origin, values), task)
     return _Files(
-        str(path), str(path), values, family, lambda config: tensors_of(file, config.head_dim),
-        lambda vocab_size: read_gguf(file),
+        origin, origin, values, family,
+        lambda config: llama_gguf.tensors_of(file, config.head_dim), lambda _: read(),
     )  # fmt: skip
+
+
+def _gguf_decoder(
+    file: GGUF, family: Family, task: str | None
+) -> tuple[Family, Callable[[], Callable[[Any], Task]]]:
+    """What a decoder is used for, and what reads that task: as asked, else as its pooling says."""
+    from centella.tasks.embed_gguf import pooling_of, read_gguf_ranker
+
+    if task == "classify":
+        return RANKING_DECODER, lambda: read_gguf_ranker(file)
+    if task == "embed" or (task is None and pooling_of(file)):
+        return EMBEDDING_DECODER, lambda: _embedder_of(file, "lasttoken")
+    return family, lambda: read_gguf(file)
+
+
+def _embedder_of(file: GGUF, usual: str) -> Callable[[Any], Embedder]:
+    from centella.tasks.embed_gguf import read_gguf_embedder
+
+    return read_gguf_embedder(file, usual)
 
 
 def _family(file: str, values: dict[str, Any]) -> Family:

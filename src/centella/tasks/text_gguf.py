@@ -1,8 +1,8 @@
 """The tokenizer and chat template that a GGUF file carries.
 
-Two kinds of vocabulary: "gpt2" (byte-level BPE with merges) and "llama" (SentencePiece's BPE with
-scores and bytes). How text is cut before BPE is named by `tokenizer.ggml.pre`; llama.cpp has a
-pattern for each name.
+Three kinds of vocabulary: "gpt2" (byte-level BPE with merges), "llama" (SentencePiece's BPE with
+scores and bytes) and "bert" (WordPiece). How text is cut before BPE is named by
+`tokenizer.ggml.pre`; llama.cpp has a pattern for each name.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def read_tokenizer(file: GGUF) -> Tokenizer | None:
     origin = str(file.file)
     tokens = _tokens(file)
     model = file.values.get("tokenizer.ggml.model")
-    builds = {"gpt2": _byte_level, "llama": _sentencepiece}
+    builds = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}
     if not isinstance(model, str) or model not in builds:
         raise WeightsError(
             f"{origin}: tokenizer.ggml.model: expected {', '.join(builds)}, got {show(model)}"
@@ -251,6 +251,29 @@ def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.To
     return made
 
 
+def _wordpiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Tokenizer:
+    """A vocabulary of words, which files write with a "▁", and of their parts, without their "##".
+
+    Text is lower-cased, and loses its accents, as llama.cpp has it with every such vocabulary.
+    """
+    unknown = _id(file, "unknown", len(tokens))
+    vocab: dict[str, int] = {}
+    for i, token in enumerate(tokens):
+        marked = token.startswith("[") and token.endswith("]")
+        vocab.setdefault(token if marked else _word(token), i)
+    made: tokenizers.Tokenizer = library.Tokenizer(
+        library.models.WordPiece(vocab, unk_token="[UNK]" if unknown is None else tokens[unknown])
+    )
+    made.normalizer = library.normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    made.decoder = library.decoders.WordPiece()
+    return made
+
+
+def _word(token: str) -> str:
+    return token[1:] if token.startswith("▁") else f"##{token}"
+
+
 def _pairs(ids: dict[str, int]) -> Iterator[tuple[str, str, int]]:
     """Every way to merge two tokens into a third, and which."""
     for token, number in ids.items():
@@ -262,10 +285,13 @@ def _pairs(ids: dict[str, int]) -> Iterator[tuple[str, str, int]]:
 
 def _ends(library: Any, native: Any, file: GGUF, tokens: list[str]) -> None:
     """Tokens that are added before and after a text."""
-    default = file.values.get("tokenizer.ggml.model") == "llama" or _cut(file).begins
+    model = file.values.get("tokenizer.ggml.model")
+    words = model == "bert"
+    default = words or model == "llama" or _cut(file).begins
     ids = {}
-    for name, wanted in (("bos", default), ("eos", False)):
-        number = _id(file, name, len(tokens))
+    for name, own, wanted in (("bos", "cls", default), ("eos", "seperator", words)):
+        number = _id(file, own, len(tokens)) if words else None
+        number = _id(file, name, len(tokens)) if number is None else number
         if number is not None and _flag(file, f"add_{name}_token", wanted):
             ids[name] = (tokens[number], number)
     if not ids:

@@ -18,11 +18,9 @@ from centella.tensors.functional import l2_normalize, relu
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import is_file
 from centella.weights.safetensors import StoredTensor, read_file
-from centella.weights.torch_zip import read_torch
 
 Sparse = dict[int, float]
 FILES = {"sparse": "sparse_linear", "multi": "colbert_linear"}
-READERS = {".safetensors": read_file, ".pt": read_torch}
 
 
 def read_heads(folder: Path) -> dict[str, Mapping[str, StoredTensor]]:
@@ -31,9 +29,12 @@ def read_heads(folder: Path) -> dict[str, Mapping[str, StoredTensor]]:
     Raises:
         WeightsError: a file that is malformed.
     """
+    from centella.weights.torch_zip import read_torch
+
+    readers = {".safetensors": read_file, ".pt": read_torch}
     found: dict[str, Mapping[str, StoredTensor]] = {}
     for output, name in FILES.items():
-        files = [(folder / f"{name}{end}", read) for end, read in READERS.items()]
+        files = [(folder / f"{name}{end}", read) for end, read in readers.items()]
         opened = next((read(file) for file, read in files if is_file(file)), None)
         if opened is not None:
             found[output] = opened
