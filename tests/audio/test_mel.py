@@ -103,6 +103,16 @@ def test_a_devices_is_that_of_transformers(kind: str, device: ct.Device) -> None
 
 
 @pytest.mark.devices("cpu", "webgpu", "cuda")
+@pytest.mark.parametrize("hertz", [21.8, 80.425, 240.8, 320.028, 997.3, 7321.1])
+def test_what_is_quiet_beside_a_tone(device: ct.Device, hertz: float) -> None:
+    """Bands 80 dB below a tone whose window leaves nearly nothing in them."""
+    samples = (0.5 * np.sin(2 * np.pi * hertz * np.arange(16000) / 16000)).astype(np.float32)
+    for num_mels in (80, 128):
+        found = on_device(samples, num_mels, device)
+        np.testing.assert_allclose(found, host_log_mel(samples, num_mels), atol=1e-5)
+
+
+@pytest.mark.devices("cpu", "webgpu", "cuda")
 def test_a_padded_window_on_a_device_is_the_extractors(device: ct.Device) -> None:
     """Speech-like sound with an offset, quieter by 50 dB than the offset, and two rows apart."""
     rows = np.zeros((2, 480000), np.float32)

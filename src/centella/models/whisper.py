@@ -181,7 +181,8 @@ class WhisperDecoder(Module):
         if at is None and cache is None:
             return x + self.embed_positions[:tokens].astype(self.dtype)
         if at is None and cache is not None:
-            at = cache.begin(tokens).reshape(-1, 1) + arange(tokens, device=ids.device)
+            at = cache.begin(tokens).reshape(-1, 1)
+            at = at if tokens == 1 else at + arange(tokens, device=ids.device)
         assert at is not None
         return x + gather(self.embed_positions, at).astype(self.dtype)
 

@@ -20,7 +20,7 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import Scoring, product_scale, sink_of
+from centella.ops.attention.masks import Scoring, product_scale, share_of, sink_of
 from centella.ops.attention.parts import Parts, Work
 from centella.ops.attention.problem import (
     AttentionAttrs,
@@ -100,7 +100,7 @@ class Sums:
                 weights = [lang.exp2_native(top - highest) for top in tops]
                 for weight, part in zip(weights, wholes, strict=True):
                     total = lang.fma(weight, part, total)
-                factor = lang.select(total > 0.0, 1.0 / total, 0.0)
+                factor = share_of(total)
                 values = []
                 for e in range(per):
                     value = lang.const(0.0, f32)
