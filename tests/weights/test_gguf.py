@@ -373,10 +373,10 @@ def test_bytes_changed_anywhere_are_typed_errors_or_another_model(tmp_path: Path
 
 
 def test_no_such_architecture(tmp_path: Path) -> None:
-    raw = header(values=1) + text("general.architecture") + struct.pack("<I", 8) + text("bert")
+    raw = header(values=1) + text("general.architecture") + struct.pack("<I", 8) + text("t5")
     file = tmp_path / "x.gguf"
     file.write_bytes(raw)
-    with pytest.raises(WeightsError, match=r"general\.architecture: expected llama"):
+    with pytest.raises(WeightsError, match=r"general\.architecture: expected bert, llama"):
         load(file, "cpu")
     with pytest.raises(WeightsError, match="expected a GGUF file, got nothing"):
         load(tmp_path / "absent.gguf", "cpu")

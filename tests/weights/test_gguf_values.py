@@ -105,7 +105,7 @@ def test_tensors_of_factors_mean_longrope(tmp_path: Path) -> None:
         ("qwen3.block_count", 2**32 - 1, "num_hidden_layers: expected at most 10000"),
         ("qwen3.rope.scaling.type", np.zeros(3), r"rope\.scaling\.type: expected none, linear"),
         ("qwen3.rope.scaling.attn_factor", "x", "attn_factor: expected a number over 0"),
-        ("general.architecture", np.zeros(3), r"general\.architecture: expected llama"),
+        ("general.architecture", np.zeros(3), r"general\.architecture: expected bert, llama"),
         ("tokenizer.ggml.tokens", np.zeros(3), r"tokenizer\.ggml\.tokens: expected strings"),
         ("tokenizer.ggml.tokens", "text", r"tokenizer\.ggml\.tokens: expected strings"),
         ("tokenizer.ggml.model", np.zeros(3), r"tokenizer\.ggml\.model: expected gpt2, llama"),
