@@ -114,7 +114,7 @@ def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterato
         list(session.run(1))
     kernels = sorted(led.kernels(), key=lambda k: -k.milliseconds)
     weights = sum(t.nbytes for n, t in model.named_parameters() if n.startswith("decoder."))
-    sounds = sum(k.nbytes + v.nbytes for k, v in session.memory())
+    sounds = sum(both.nbytes for both in session.memory())
     yield {
         "bench": "decode", "unit": "tokens/s", **written,
         "share": (weights + sounds) * written["rate"] / batch / READ, "of": "the card's reads",
