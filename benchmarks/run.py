@@ -263,7 +263,9 @@ def main() -> None:
         help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
     )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
-    parser.add_argument("--compile", action="store_true", help="encoder: torch.compile as well")
+    parser.add_argument(
+        "--compile", action="store_true", help="encoder, generate: torch.compile as well"
+    )
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     parser.add_argument("--json", help="write the rows, with machine and versions, here")
     args = parser.parse_args()

@@ -190,6 +190,7 @@ def test_blocks(device: ct.Device, variant: str) -> None:
 
 # -- on tensor cores ------------------------------------------------------------------------------
 
+DECODING = pytest.mark.parametrize("variant", ["split_mma", "cluster_mma"])
 CORE_BOUND = {f16: 4e-7, bf16: 1.6e-5}
 SEEN: dict[str, dict[str, Any]] = {
     "lengths": {"lengths": [0, 33, 70]},
@@ -214,16 +215,17 @@ def on_cores(
     return plan, [rng.standard_normal((b, heads, lq, dim)).astype(np.float32), keys, values]
 
 
+@DECODING
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
 @pytest.mark.parametrize("dim", [16, 64, 80, 128])
-def test_decoding_on_tensor_cores(dim: int, dtype: DType) -> None:
-    plan, arrays = on_cores("split_mma", (2, 6, 2, 2, 150, dim), dtype, starts=[20, 148])
+def test_decoding_on_tensor_cores(dim: int, dtype: DType, variant: str) -> None:
+    plan, arrays = on_cores(variant, (2, 6, 2, 2, 150, dim), dtype, starts=[20, 148])
     assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[dtype]
 
 
 @pytest.mark.parametrize("name", SEEN)
 def test_masks_on_tensor_cores(name: str) -> None:
-    plan, arrays = on_cores("split_mma", (3, 4, 2, 1, 70, 64), f16, **SEEN[name])
+    plan, arrays = on_cores("cluster_mma", (3, 4, 2, 1, 70, 64), f16, **SEEN[name])
     assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[f16]
 
 
@@ -284,15 +286,18 @@ def test_plain_rows_assemble(arch: str, tmp_path: Path) -> None:
 def test_who_takes_rows_of_i8() -> None:
     """On Hopper products on tensor cores, of few queries at once, of many behind plain rows."""
 
-    def chosen(lq: int, dim: int, dtype: DType = f16, arch: str = "sm_90a") -> list[str]:
-        k = make_spec((1, 8, 4096, dim), i8, 16)
+    def chosen(
+        lq: int, dim: int, dtype: DType = f16, arch: str = "sm_90a", lk: int = 4096
+    ) -> list[str]:
+        k = make_spec((1, 8, lk, dim), i8, 16)
         q, y = (make_spec(s, dtype, 16) for s in ((1, 32, lq, dim), (1, lq, 32, dim)))
-        specs = (q, k, k, make_spec((1,), i32, 16), make_spec((1, 8, 4096, 2), f32, 16))
+        specs = (q, k, k, make_spec((1,), i32, 16), make_spec((1, 8, lk, 2), f32, 16))
         attrs = {"masks": ("starts", "scales"), "causal": False, "scale": dim**-0.5}
         caps = replace(CAPS, arch=arch)
         return [c.kernel.name for c in ATTENTION.form(specs, (y,), attrs).lower(caps).calls]
 
     assert chosen(1, 128) == ["attention_split_mma", "attention_combine"]
+    assert chosen(1, 128, lk=2048) == ["attention_cluster_mma"]
     assert chosen(1, 40) == chosen(1, 128, f32) == ["attention_split", "attention_combine"]
     assert chosen(32, 128) == ["attention_plain_rows", "attention_mma"]
     assert chosen(512, 128) == ["attention_plain_rows", "attention_wgmma"]
@@ -301,8 +306,11 @@ def test_who_takes_rows_of_i8() -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "arch"),
+    [("split_mma", "sm_80"), ("split_mma", "sm_90a"), ("cluster_mma", "sm_90a")],
+)
+def test_decoding_stays_in_registers(variant: str, arch: str, tmp_path: Path) -> None:
     """And reads 16 bytes at a time: of 16 keys of 128 elements four loads of either."""
     tile = SplitTile()
     capped = {"starts": [1], "sinks": [0.0] * 32, "window": 128, "softcap": 50.0}
@@ -313,7 +321,7 @@ def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
     for dim, dtype, given in masks:
         rows = (8, 64, 64, 2) if "blocks" in given else (1, 8, 4096, 2)
         lk = 64 if "blocks" in given else 4096
-        plan = planned("split_mma", (1, 32, 8, 1, lk, dim), dtype, scales=np.ones(rows),
+        plan = planned(variant, (1, 32, 8, 1, lk, dim), dtype, scales=np.ones(rows),
                        caps=replace(CAPS, arch=arch), **given)  # fmt: skip
         text = emit_ptx(plan.ir(0), arch)
         report, _ = assemble(text, arch, tmp_path)

@@ -17,12 +17,10 @@ NOT_LOADED = tuple(
 )
 LIMIT = 60.0  # ms, where NumPy takes up to 100; on a slower or busier machine as many times more
 NUMPY = 100.0
-RUNS = 40  # the best of them counts: others on the machine only ever add
-CODE = (  # of the processor, where its clock is fine: what waits for others is not the import's
-    "import sys, time; "
-    "now = time.perf_counter if sys.platform == 'win32' else time.process_time; "
-    "start = now(); import numpy; middle = now(); import centella; "
-    "print(1e3 * (middle - start), 1e3 * (now() - middle))"
+RUNS = 100  # the best of them counts: others on the machine only ever add
+CODE = (
+    "import time; start = time.perf_counter(); import numpy; middle = time.perf_counter(); "
+    "import centella; print(1e3 * (middle - start), 1e3 * (time.perf_counter() - middle))"
 )
 
 

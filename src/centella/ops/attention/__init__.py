@@ -16,9 +16,8 @@ suits many queries; `stream` has a thread a query, and needs least of a device; 
 keys of a few queries over many groups (Dao et al. 2023, Flash-Decoding) and combines them in a
 second launch; `split_mma` does the same in f16 and bf16 on tensor cores, `cluster_mma` in one
 launch, where clusters are wide enough. Keys and values may be rows of i8 with a scale each
-(`ops/rows_i8.py`): `tiled`, `stream`, `split` and `split_mma` read them as they are, `wgmma` and
-`mma` behind a launch that widens them (`plain_rows`). Which register tiles suit which class of
-adapter is in `table`.
+(`ops/rows_i8.py`): `wgmma` and `mma` read those behind a launch that widens them (`plain_rows`),
+the others as they are. Which register tiles suit which class of adapter is in `table`.
 """
 
 from centella.ops.attention.op import ATTENTION
