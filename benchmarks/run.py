@@ -17,6 +17,7 @@
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
+    python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
     python benchmarks/run.py start --devices cpu,webgpu
@@ -50,7 +51,8 @@ from encoder import encoder
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
-from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
+from measure import Call, Row, alternate, bert, cost, machine, summary, torch_or_none
+from passages import passages
 from products import gemm, sweep
 from rows import rows
 from search import search
@@ -116,13 +118,6 @@ def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
         results[name] = forward.captured.fetch(ids, lengths, True, None).result()["dense"]
 
     return call
-
-
-def bert(model: str, kind: Any) -> Any:
-    """The model of transformers."""
-    from transformers import BertModel
-
-    return BertModel.from_pretrained(model, add_pooling_layer=False).to(kind).eval()
 
 
 def _peer(torch: Any, model: str, size: int, length: int, dtype: str, results: Row) -> Call:
@@ -217,7 +212,8 @@ BENCHES = {
     "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
     "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
-    "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
+    "texts": texts, "passages": passages,
+    "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
     "search": search, "speech": speech,
 }  # fmt: skip
