@@ -17,6 +17,7 @@
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
+    python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
     python benchmarks/run.py several --devices all --dtypes f16 --json results/several.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
@@ -51,7 +52,8 @@ from encoder import encoder
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
-from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
+from measure import Call, Row, alternate, bert, cost, machine, summary, torch_or_none
+from passages import passages
 from products import gemm, sweep
 from rows import rows
 from search import search
@@ -119,13 +121,6 @@ def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
         results[name] = forward.captured.fetch(ids, lengths, True, None).result()["dense"]
 
     return call
-
-
-def bert(model: str, kind: Any) -> Any:
-    """The model of transformers."""
-    from transformers import BertModel
-
-    return BertModel.from_pretrained(model, add_pooling_layer=False).to(kind).eval()
 
 
 def _peer(torch: Any, model: str, size: int, length: int, dtype: str, results: Row) -> Call:
@@ -220,7 +215,8 @@ BENCHES = {
     "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
     "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
-    "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
+    "texts": texts, "passages": passages,
+    "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
     "search": search, "several": several, "speech": speech,
 }  # fmt: skip
@@ -261,6 +257,8 @@ def main() -> None:
     parser.add_argument("--devices", default="cpu")
     parser.add_argument("--dtypes", help="of parameters: f32,f16; gemv: weights, or weights/x")
     parser.add_argument("--rows", default="1,2,4,8,16", help="of x, for gemv and thin")
+    parser.add_argument("--prompt", default="", help="generate: tokens of the past, 512,8192")
+    parser.add_argument("--cache", default="f", help="generate: keys and values: f,i8")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
@@ -268,7 +266,9 @@ def main() -> None:
         help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
     )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
-    parser.add_argument("--compile", action="store_true", help="encoder: torch.compile as well")
+    parser.add_argument(
+        "--compile", action="store_true", help="encoder, generate: torch.compile as well"
+    )
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     parser.add_argument("--json", help="write the rows, with machine and versions, here")
     args = parser.parse_args()

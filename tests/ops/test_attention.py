@@ -81,6 +81,19 @@ def test_a_window_a_cap_and_sinks_are_what_they_say(
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
+def test_a_sink_that_is_nan_gives_nan(device: ct.Device, variant: str | None) -> None:
+    """For all queries of its head, and no others; for those, too, that see no key."""
+    arrays = normal(rng_of("nan sinks"), (2, 4, 3, 8), (2, 2, 70, 8), (2, 2, 70, 8))
+    sinks = np.array([0.3, -np.inf, 1.0, -1.0], np.float32)
+    options = {"lengths": np.array([70, 0], np.int32)}
+    wanted = on_device(device, arrays, f32, variant, sinks=sinks, **options)
+    sinks[2] = np.nan
+    got = on_device(device, arrays, f32, variant, sinks=sinks, **options)
+    assert np.isnan(got[:, :, 2]).all()
+    np.testing.assert_array_equal(np.delete(got, 2, 2), np.delete(wanted, 2, 2))
+
+
 @IN_REGISTERS
 def test_blocks_are_the_rows_that_they_name(device: ct.Device, variant: str) -> None:
     """Another table compiles and plans nothing; no other block is read, nor rows past the last."""

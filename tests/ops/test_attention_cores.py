@@ -95,6 +95,18 @@ def test_masks_and_scales(name: str) -> None:
     planned("mma", (3, 4, 2, 37, 70, 32), f16, LEAST_TILE, **MASKS[name]).check()
 
 
+@pytest.mark.parametrize("variant", SMALL)
+def test_a_sink_that_is_nan_gives_nan(variant: str) -> None:
+    """For its head alone; also where no key is seen."""
+    lq = 2 if variant in ("split_mma", "cluster_mma") else 37
+    tile, sinks = SMALL[variant], [0.5, -np.inf, np.nan, -1.0]
+    plan = planned(variant, (2, 4, 2, lq, 70, 32), f16, tile, lengths=[0, 70], sinks=sinks)
+    arrays = plan.random()
+    got, wanted = plan.run(*arrays), plan.exact(*arrays)
+    assert np.isnan(got[:, :, 2]).all() and np.isnan(wanted[:, :, 2]).all()
+    assert error(*(np.delete(x, 2, 2) for x in (got, wanted))) < SPLIT_BOUND[f16]
+
+
 @ON_CORES
 def test_blocks(variant: str) -> None:
     """Keys past the first block of 5, some of them in blocks that two sequences share."""

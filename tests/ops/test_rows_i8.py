@@ -17,12 +17,15 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.check.cases.case import rng_of
-from centella.dtypes import DType, bf16, dtype_of, f16, narrow, widen
+from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, i32, narrow, widen
 from centella.emit.ptx import emit_ptx
 from centella.op.op import get
-from centella.ops.attention.op import reference
+from centella.ops.attention.mma import LEAST_TILE
+from centella.ops.attention.op import ATTENTION, reference
 from centella.ops.attention.split_warp import SplitTile
+from centella.ops.attention.wgmma import WgmmaTile
 from centella.ops.rows_i8 import decode, encode
+from centella.specs import make_spec
 from centella.tensors.tensor import apply_all
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS, Plan, Shape, error, planned
@@ -187,6 +190,7 @@ def test_blocks(device: ct.Device, variant: str) -> None:
 
 # -- on tensor cores ------------------------------------------------------------------------------
 
+DECODING = pytest.mark.parametrize("variant", ["split_mma", "cluster_mma"])
 CORE_BOUND = {f16: 4e-7, bf16: 1.6e-5}
 SEEN: dict[str, dict[str, Any]] = {
     "lengths": {"lengths": [0, 33, 70]},
@@ -197,7 +201,7 @@ SEEN: dict[str, dict[str, Any]] = {
 
 
 def on_cores(
-    variant: str, shape: Shape, dtype: DType, *, blocks: Any = None, **masks: Any
+    variant: str, shape: Shape, dtype: DType, *, tile: Any = None, blocks: Any = None, **masks: Any
 ) -> tuple[Plan, list[Array]]:
     """The launches over rows of i8 with scales of all sizes, and what they read."""
     b, heads, kv, lq, lk, dim = shape
@@ -207,20 +211,21 @@ def on_cores(
     v *= 10.0 ** rng.integers(-6, 3, (*rows[:3], 1))
     keys, values, scales = quantised(k.astype(np.float32), v.astype(np.float32))
     table = {} if blocks is None else {"blocks": blocks}
-    plan = planned(variant, shape, dtype, scales=scales, **table, **masks)
+    plan = planned(variant, shape, dtype, tile, scales=scales, **table, **masks)
     return plan, [rng.standard_normal((b, heads, lq, dim)).astype(np.float32), keys, values]
 
 
+@DECODING
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
 @pytest.mark.parametrize("dim", [16, 64, 80, 128])
-def test_decoding_on_tensor_cores(dim: int, dtype: DType) -> None:
-    plan, arrays = on_cores("split_mma", (2, 6, 2, 2, 150, dim), dtype, starts=[20, 148])
+def test_decoding_on_tensor_cores(dim: int, dtype: DType, variant: str) -> None:
+    plan, arrays = on_cores(variant, (2, 6, 2, 2, 150, dim), dtype, starts=[20, 148])
     assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[dtype]
 
 
 @pytest.mark.parametrize("name", SEEN)
 def test_masks_on_tensor_cores(name: str) -> None:
-    plan, arrays = on_cores("split_mma", (3, 4, 2, 1, 70, 64), f16, **SEEN[name])
+    plan, arrays = on_cores("cluster_mma", (3, 4, 2, 1, 70, 64), f16, **SEEN[name])
     assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[f16]
 
 
@@ -238,9 +243,74 @@ def test_scales_that_no_query_sees_may_be_anything_on_tensor_cores() -> None:
     assert error(plan.run(*arrays), wanted_) < CORE_BOUND[f16]
 
 
+# Of values that are rounded once more, as they are widened.
+WIDENED = {f16: 4e-7, bf16: 3e-5}
+PREFILLS: tuple[tuple[str, Any, DType], ...] = (
+    ("mma", LEAST_TILE, f16), ("mma", LEAST_TILE, bf16), ("wgmma", WgmmaTile(32, late=True), f16),
+    ("wgmma", WgmmaTile(32), bf16), ("wgmma", WgmmaTile(32, parts=2), bf16),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("variant", "tile", "dtype"), PREFILLS, ids=str)
+@pytest.mark.parametrize("name", ["starts", "window", "blocks"])
+def test_many_queries_read_plain_rows(variant: str, tile: Any, dtype: DType, name: str) -> None:
+    """A launch widens rows and orders blocks; those past the last key are never written."""
+    named: dict[str, dict[str, Any]] = {
+        "starts": {"starts": [-9, 20]}, "window": {"starts": [3, 21], "window": 17},
+        "blocks": {"blocks": [[4, 2], [1, 3]], "starts": [60, 5]},
+    }  # fmt: skip
+    shape = (2, 4, 2, 40, 5 if name == "blocks" else 61, 64)
+    plan, arrays = on_cores(variant, shape, dtype, tile=tile, **named[name])
+    assert plan.calls[0].kernel.name == "attention_plain_rows"
+    assert error(plan.run(*arrays), plan.exact(*arrays)) < WIDENED[dtype]
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_blocks_of_16_bits_are_put_in_order_for_warpgroups(dtype: DType) -> None:
+    blocks, starts = [[4, 2], [1, 3]], [60, 5]
+    plan = planned("wgmma", (2, 4, 2, 40, 5, 64), dtype, WgmmaTile(32), blocks=blocks,
+                   starts=starts)  # fmt: skip
+    plan.check()
+
+
 @needs_ptxas
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
+def test_plain_rows_assemble(arch: str, tmp_path: Path) -> None:
+    for dtype, masks in ((f16, {"starts": [60, 5]}),
+                         (bf16, {"blocks": [[4, 2], [1, 3]], "starts": [60, 5]})):  # fmt: skip
+        plan, _ = on_cores("mma", (2, 4, 2, 40, 61, 64), dtype, **masks)
+        report, _ = assemble(emit_ptx(plan.ir(0), arch), arch, tmp_path)
+        assert resources(report)[1] == 0, report
+
+
+def test_who_takes_rows_of_i8() -> None:
+    """On Hopper products on tensor cores, of few queries at once, of many behind plain rows."""
+
+    def chosen(
+        lq: int, dim: int, dtype: DType = f16, arch: str = "sm_90a", lk: int = 4096
+    ) -> list[str]:
+        k = make_spec((1, 8, lk, dim), i8, 16)
+        q, y = (make_spec(s, dtype, 16) for s in ((1, 32, lq, dim), (1, lq, 32, dim)))
+        specs = (q, k, k, make_spec((1,), i32, 16), make_spec((1, 8, lk, 2), f32, 16))
+        attrs = {"masks": ("starts", "scales"), "causal": False, "scale": dim**-0.5}
+        caps = replace(CAPS, arch=arch)
+        return [c.kernel.name for c in ATTENTION.form(specs, (y,), attrs).lower(caps).calls]
+
+    assert chosen(1, 128) == ["attention_split_mma", "attention_combine"]
+    assert chosen(1, 128, lk=2048) == ["attention_cluster_mma"]
+    assert chosen(1, 40) == chosen(1, 128, f32) == ["attention_split", "attention_combine"]
+    assert chosen(32, 128) == ["attention_plain_rows", "attention_mma"]
+    assert chosen(512, 128) == ["attention_plain_rows", "attention_wgmma"]
+    assert chosen(512, 128, arch="sm_80") == ["attention_plain_rows", "attention_mma"]
+    assert chosen(512, 128, f32) == ["attention_tiled"]
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    ("variant", "arch"),
+    [("split_mma", "sm_80"), ("split_mma", "sm_90a"), ("cluster_mma", "sm_90a")],
+)
+def test_decoding_stays_in_registers(variant: str, arch: str, tmp_path: Path) -> None:
     """And reads 16 bytes at a time: of 16 keys of 128 elements four loads of either."""
     tile = SplitTile()
     capped = {"starts": [1], "sinks": [0.0] * 32, "window": 128, "softcap": 50.0}
@@ -251,7 +321,7 @@ def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
     for dim, dtype, given in masks:
         rows = (8, 64, 64, 2) if "blocks" in given else (1, 8, 4096, 2)
         lk = 64 if "blocks" in given else 4096
-        plan = planned("split_mma", (1, 32, 8, 1, lk, dim), dtype, scales=np.ones(rows),
+        plan = planned(variant, (1, 32, 8, 1, lk, dim), dtype, scales=np.ones(rows),
                        caps=replace(CAPS, arch=arch), **given)  # fmt: skip
         text = emit_ptx(plan.ir(0), arch)
         report, _ = assemble(text, arch, tmp_path)

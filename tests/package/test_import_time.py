@@ -13,16 +13,15 @@ NOT_LOADED = tuple(
     "wgpu cuda tokenizers safetensors gguf jinja2 huggingface_hub typer rich soundfile soxr torch "
     "asyncio logging concurrent.futures.thread centella.lang.ptx centella.emit.wgsl "
     "centella.emit.ptx centella.backends.cuda centella.backends.webgpu "
-    "centella.ops.matmul.choice centella.ops.attention.choice".split()
+    "centella.ops.matmul.choice centella.ops.attention.choice centella.ops.attention.rope_choice "
+    "centella.ops.attention.cluster_mma".split()
 )
 LIMIT = 60.0  # ms, where NumPy takes up to 100; on a slower or busier machine as many times more
 NUMPY = 100.0
-RUNS = 40  # the best of them counts: others on the machine only ever add
-CODE = (  # of the processor, where its clock is fine: what waits for others is not the import's
-    "import sys, time; "
-    "now = time.perf_counter if sys.platform == 'win32' else time.process_time; "
-    "start = now(); import numpy; middle = now(); import centella; "
-    "print(1e3 * (middle - start), 1e3 * (now() - middle))"
+RUNS = 100  # the best of them counts: others on the machine only ever add
+CODE = (
+    "import time; start = time.perf_counter(); import numpy; middle = time.perf_counter(); "
+    "import centella; print(1e3 * (middle - start), 1e3 * (time.perf_counter() - middle))"
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import centella as ct
 from centella.tasks import batches
 from centella.tasks.load import load
+from centella.tasks.tokens import Tokens
 from tests.support.model_common import DATA
 
 pytest.importorskip("tokenizers")
@@ -58,5 +60,33 @@ def test_batches_of_one_width() -> None:
     assert listed(64) == [[1], [5], [3], [2, 4, 0, 6]]
     assert listed(1) == [[i] for i in (1, 5, 3, 2, 4, 0, 6)]
     assert batches.by_columns(lengths[:0], 48, 64) == []
+    columns = [batches.columns_of(n, 100) for n in (0, 1, 4, 31, 33, 64, 65, 97)]
+    assert columns == [1, 4, 4, 32, 40, 64, 80, 100]
+    assert [batches.columns_of(n, 100, exact=True) for n in (1, 17, 64)] == [16, 32, 64]
+
+
+@pytest.mark.parametrize("room", [0, 64])
+def test_batches_of_texts_that_come_in_parts(room: int) -> None:
+    """Each text once; full ones of one width before the last part is there."""
+    lengths = np.random.default_rng(3).integers(0, 81, 700)
+    tokens = Tokens.of([[i] * n for i, n in enumerate(lengths.tolist())])
+    asked: list[int] = []
+
+    def part(first: int) -> Tokens:
+        asked.append(first)
+        return tokens.taken(np.arange(first, min(first + 200, 700)))
+
+    texts, before = [], 0
+    for batch in batches.batches_of([partial(part, n) for n in range(0, 700, 200)], 8, 80, room):
+        before += asked[-1] < 600
+        size = batches.rows_of(batch.columns(80, exact=True), room) if room else 8
+        padded, sizes = batch.grid(size, 80, -1, exact=bool(room))
+        assert len(batch.texts) <= size and padded.shape[1] <= 80
+        for row, text in enumerate(batch.texts.tolist()):
+            length = lengths[text]
+            assert sizes[row] == length
+            assert (padded[row, :length] == text).all() and (padded[row, length:] == -1).all()
+        texts += batch.texts.tolist()
+    assert sorted(texts) == list(range(700)) and before > 5
     with pytest.raises(ct.DTypeError, match="exact"):
         load(DATA / "tiny-bert", device="cpu", task="embed").encode("a", exact="yes")  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ R = TypeVar("R")
 SLOW = ("software", "simulator")  # adapters whose threads are those of a CPU
 Progress = bool | Callable[[int, int], None]
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
+FINE = ((32, 4), (64, 8))  # and up to a length to multiples of less
 EXACT = 2048  # tokens of each batch where bits are not to depend on it: enough work for a GPU
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
@@ -46,17 +47,27 @@ def by_length(lengths: Array, batch_size: int) -> list[Array]:
 def by_columns(lengths: Array, most: int, tokens: int) -> list[Array]:
     """The texts of each batch, of which none is wider than a text of it needs alone."""
     batches: list[Array] = []
-    order = np.argsort(-lengths, kind="stable")
-    columns = np.array([columns_of(length, most) for length in lengths[order].tolist()], np.int64)
-    for rows in np.split(order, np.flatnonzero(np.diff(columns)) + 1) if len(order) else ():
-        size = rows_of(columns_of(int(lengths[rows[0]]), most), tokens)
+    for columns, rows in widths(lengths, most, exact=True):
+        size = rows_of(columns, tokens)
         batches += [rows[start : start + size] for start in range(0, len(rows), size)]
     return batches
 
 
-def columns_of(length: int, most: int) -> int:
-    """Tokens that a row has for a text of so many."""
-    return max(1, min(-(-length // STEP) * STEP, most))
+def widths(lengths: Array, most: int, exact: bool) -> Iterator[tuple[int, Array]]:
+    """Texts whose rows have so many columns, the longest first."""
+    distinct, which = np.unique(lengths, return_inverse=True)
+    columns = np.array([columns_of(n, most, exact) for n in distinct.tolist()], np.int64)[which]
+    order = np.argsort(-lengths, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(columns[order])) + 1):
+        if len(rows):
+            yield int(columns[rows[0]]), rows
+
+
+def columns_of(length: int, most: int, exact: bool = False) -> int:
+    """Tokens that a row has for a text of so many; `exact`: of few widths, as batches are full."""
+    fine = next((step for up_to, step in FINE if length <= up_to), STEP)
+    step = STEP if exact else fine
+    return max(1, min(-(-length // step) * step, most))
 
 
 def rows_of(columns: int, tokens: int) -> int:
@@ -92,11 +103,46 @@ class Batch(Struct, frozen=True, eq=False):
             exact: there are `batch_size` rows, however many texts there are.
         """
         rows = batch_size if exact else min(batch_size, 1 << (len(self.rows) - 1).bit_length())
-        return self.tokens.grid(self.rows, (rows, self.columns(most)), fill)
+        return self.tokens.grid(self.rows, (rows, self.columns(most, exact)), fill)
 
-    def columns(self, most: int) -> int:
+    def columns(self, most: int, exact: bool = False) -> int:
         """Tokens that a row has for the longest of these texts."""
-        return columns_of(int(self.tokens.lengths[self.rows].max()), most)
+        return columns_of(int(self.tokens.lengths[self.rows].max()), most, exact)
+
+
+def batches_of(
+    parts: Sequence[Callable[[], Tokens]], batch_size: int, most: int, room: int
+) -> Iterator[Batch]:  # fmt: skip
+    """Batches of all texts.
+
+    Full batches of texts of one width run while the next part is tokenised. Texts that are too few
+    for that wait for those of the parts that follow; in the end they are sorted by length.
+
+    Args:
+        parts: each tokenises some of the texts, in their order.
+        most: tokens of the longest text that there may be.
+        room: tokens of a batch, where none is to be wider than a text of it needs alone; else 0.
+    """
+    rest, texts, count = Tokens.of([]), np.zeros(0, np.int64), 0
+    for number, tokens in enumerate(ahead(parts), 1):
+        rest = Tokens.joined([rest, tokens])
+        texts = np.concatenate([texts, np.arange(count, count + len(tokens))])
+        count += len(tokens)
+        if number == len(parts):
+            break
+        waiting = []
+        for columns, rows in widths(rest.lengths, most, bool(room)):
+            size = rows_of(columns, room) if room else batch_size
+            full = len(rows) // size * size
+            for start in range(0, full, size):
+                some = rows[start : start + size]
+                yield Batch(rest, some, texts[some])
+            waiting.append(rows[full:])
+        left = np.concatenate([np.zeros(0, np.int64), *waiting])
+        rest, texts = rest.taken(left), texts[left]
+    lengths = rest.lengths
+    for some in by_columns(lengths, most, room) if room else by_length(lengths, batch_size):
+        yield Batch(rest, some, texts[some])
 
 
 def ahead(calls: Sequence[Callable[[], T]]) -> Iterator[T]:

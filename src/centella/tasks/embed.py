@@ -6,7 +6,7 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -22,9 +22,7 @@ from centella.runtime.pending import Pending
 from centella.tasks.batches import (
     Batch,
     Progress,
-    ahead,
-    by_columns,
-    by_length,
+    batches_of,
     exact_tokens,
     expect_tokenizer,
     listed,
@@ -55,7 +53,7 @@ Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]
 __all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
 
-TOGETHER = 2048  # texts that are tokenised, and then sorted by length, while others are embedded
+TOGETHER = 2048  # texts that are tokenised while others are embedded
 
 
 class Embedder:
@@ -218,25 +216,24 @@ class Embedder:
         room = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
         every: list[Tokens] = []
 
-        def batches() -> Iterator[Batch]:
-            size = -(-TOGETHER // batch_size) * batch_size
-            parts = (read[first : first + size] for first in range(0, len(read), size))
-            first = 0
-            for tokens in ahead([partial(self._tokenize, part) for part in parts]):
-                every.append(tokens)
-                sizes = tokens.lengths
-                for some in by_columns(sizes, most, room) if room else by_length(sizes, batch_size):
-                    yield Batch(tokens, some, first + some)
-                first += len(tokens)
+        def tokenized(part: list[str]) -> Tokens:
+            every.append(self._tokenize(part))
+            return every[-1]
+
+        parts = [
+            partial(tokenized, read[first : first + TOGETHER])
+            for first in range(0, len(read), TOGETHER)
+        ]
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
-            size = rows_of(batch.columns(most), room) if room else batch_size
+            size = rows_of(batch.columns(most, exact), room) if room else batch_size
             return where._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
 
+        batches = batches_of(parts, batch_size, most, room)
         if self.replicas and len(read) > batch_size:
-            run_on_several(batches(), len(read), self._places(submit), rows.take, progress)
+            run_on_several(batches, len(read), self._places(submit), rows.take, progress)
         else:
-            run_batches(batches(), len(read), partial(submit, self), rows.take, progress)
+            run_batches(batches, len(read), partial(submit, self), rows.take, progress)
         found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
         if "dense" not in outputs or dtype == "f32":
             return found

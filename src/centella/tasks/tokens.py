@@ -63,6 +63,14 @@ class Tokens(Struct, frozen=True, eq=False):
         """Those of each text."""
         return [self.row(text) for text in range(len(self))]
 
+    def taken(self, texts: Array) -> Tokens:
+        """Those of some texts alone."""
+        lengths = self.lengths[texts]
+        starts = np.cumsum(lengths) - lengths
+        away = np.repeat(self.starts[texts] - starts, lengths)
+        ids = self.ids[away + np.arange(len(away))]
+        return Tokens(ids, starts, lengths, self.counts[texts])
+
     def cut(
         self, most: int, side: Literal["left", "right"], before: Sequence[int],
         after: Sequence[int],

@@ -15,8 +15,9 @@ tensor cores (Dao 2023); `tiled` computes both products in register tiles throug
 suits many queries; `stream` has a thread a query, and needs least of a device; `split` spreads the
 keys of a few queries over many groups (Dao et al. 2023, Flash-Decoding) and combines them in a
 second launch; `split_mma` does the same in f16 and bf16 on tensor cores, `cluster_mma` in one
-launch, where clusters are wide enough. Which register tiles suit
-which class of adapter is in `table`.
+launch, where clusters are wide enough. Keys and values may be rows of i8 with a scale each
+(`ops/rows_i8.py`): `wgmma` and `mma` read those behind a launch that widens them (`plain_rows`),
+the others as they are. Which register tiles suit which class of adapter is in `table`.
 """
 
 from centella.ops.attention.op import ATTENTION

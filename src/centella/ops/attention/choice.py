@@ -10,6 +10,7 @@ from centella.op.op import Lowered
 from centella.op.variant import choose
 from centella.ops.attention.cluster_mma import CLUSTER_MMA
 from centella.ops.attention.mma import MMA
+from centella.ops.attention.plain_rows import with_plain_rows
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
 from centella.ops.attention.split import SPLIT
 from centella.ops.attention.split_mma import SPLIT_MMA
@@ -22,8 +23,8 @@ ORDER: tuple[AttentionVariant[Any], ...] = (
     CLUSTER_MMA,  # few queries of many keys in f16 and bf16, on tensor cores, in one launch
     SPLIT_MMA,  # the same in two, where clusters are too few or there are none
     SPLIT,  # few queries of many keys, which are split among groups
-    WGMMA,  # f16 and bf16, more than 64 queries, on Hopper
-    MMA,  # f16 and bf16, more than 16 queries, on tensor cores
+    with_plain_rows(WGMMA),  # f16 and bf16, more than 64 queries, on Hopper
+    with_plain_rows(MMA),  # f16 and bf16, more than 16 queries, on tensor cores
     TILED,  # many queries, where the table has a tile that fits
     STREAM,  # the rest
 )

@@ -16,11 +16,11 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import f32, i8, u32
 from centella.emit.program import Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.masks import Scoring, product_scale, sink_of
+from centella.ops.attention.masks import Scoring, product_scale, share_of, sink_of
 from centella.ops.attention.parts import Parts, Work
 from centella.ops.attention.problem import (
     AttentionAttrs,
@@ -36,8 +36,8 @@ from centella.ops.attention.split_warp import (
     CachedRows,
     SplitTile,
     Warp,
-    tile_of,
 )
+from centella.ops.attention.split_warp_i8 import tile_of, warp_of
 from centella.ops.attention.table import MOST_ROWS
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
@@ -100,7 +100,7 @@ class Sums:
                 weights = [lang.exp2_native(top - highest) for top in tops]
                 for weight, part in zip(weights, wholes, strict=True):
                     total = lang.fma(weight, part, total)
-                factor = lang.select(total > 0.0, 1.0 / total, 0.0)
+                factor = share_of(total)
                 values = []
                 for e in range(per):
                     value = lang.const(0.0, f32)
@@ -122,7 +122,7 @@ def _cluster_mma(
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.together)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
-    warp, cached = Warp(work, dim, k.dtype), CachedRows(work, k, v)
+    warp, cached = warp_of(work, dim, q, k), CachedRows(work, k, v)
     with lang.if_(work.begin < work.end):
         warp.load_keys(work.begin, cached)
         warp.load_values(work.begin, cached)
@@ -182,6 +182,6 @@ def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
 
 CLUSTER_MMA = AttentionVariant(
     "cluster_mma", cluster_of, _launches, _preferred,
-    needs=f"takes f16 or bf16 with rows on 16 bytes, heads of multiples of {CHUNK} up to "
-          f"{MOST_DIM}, and clusters of groups",
+    needs=f"takes f16 or bf16 with rows on 16 bytes, heads of multiples of {CHUNK} "
+          f"({i8.per_chunk} in i8) up to {MOST_DIM}, and clusters of groups",
 )  # fmt: skip

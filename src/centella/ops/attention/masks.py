@@ -47,11 +47,20 @@ def sink_of(
 
     Args:
         unit: of scores, as for `bounded`; lowest: a maximum without a score.
+
+    Returns:
+        Maximum and sum; of a sink that is NaN the sum is NaN, and so is what is divided by it.
     """
     if "sinks" not in masks:
         return lang.const(lowest, f32), lang.const(0.0, f32)
     sink = masks["sinks"][head] * unit
-    return lang.fmax(sink, lowest), lang.select(sink > lowest, 1.0, 0.0)
+    weight = lang.select(sink > lowest, 1.0, 0.0)
+    return lang.fmax(sink, lowest), lang.select(lang.isnan(sink), sink, weight)
+
+
+def share_of(total: Any) -> Any:
+    """What a sum of weighted values is multiplied by: 1 / total, and 0 where no key is seen."""
+    return lang.select(total == 0.0, 0.0, 1.0 / total)
 
 
 class Sight:

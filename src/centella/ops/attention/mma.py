@@ -32,7 +32,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.lines import Lines
-from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, sink_of
+from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, share_of, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -159,7 +159,7 @@ class _Sixteen:
         """Divide and store; of a fragment a thread has two neighbours in two rows."""
         for h in range(2):
             total = self.total[2 * h]
-            factor = lang.select(total > 0.0, 1.0 / total, 0.0)
+            factor = share_of(total)
             with lang.if_(self.queries[h] < lq):
                 row = place + self.queries[h] * pitch + self.column
                 pairs = ([held[2 * h + e] * factor for e in range(2)] for held in self.out)

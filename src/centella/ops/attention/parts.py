@@ -25,7 +25,7 @@ from centella.emit.program import Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines
-from centella.ops.attention.masks import Scoring, Sight, bounded, sink_of
+from centella.ops.attention.masks import Scoring, Sight, bounded, share_of, sink_of
 from centella.ops.attention.problem import (
     AttentionAttrs,
     extents,
@@ -269,7 +269,7 @@ def _combine(
     whole = lang.const(0.0, f32)
     for n, weight in enumerate(weights):
         whole = lang.fma(weight, stats[n + lay.teams], whole)
-    factor = lang.select(whole > 0.0, 1.0 / whole, 0.0)
+    factor = share_of(whole)
     place, per = b * p["yb"] + i * p["yl"] + head * p["yh"], y.dtype.per_word
     for word in lang.range(me, (p["dim"] + (per - 1)) // per, lay.threads):
         values = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, i32
-from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, product_scale
+from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, product_scale, share_of
 from centella.ops.attention.weights import LOG2E, put
 
 M, K = 64, 16  # of one product: queries, keys
@@ -156,7 +156,7 @@ class Rows:
             total = self._total[h].get()
             for mask in (1, 2):
                 total = total + lang.shuffle_xor(total, mask)
-            factor = lang.select(total > 0.0, 1.0 / total, 0.0)
+            factor = share_of(total)
             with lang.if_(self._queries[h] < lq):
                 row = place + self._queries[h] * pitch + self._column
                 store_row(y, row, self._column, dim, self._results(h, factor, dim, scale_of))

@@ -16,17 +16,10 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, rows_of_16_bits
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
 from centella.ops.attention.split import few_queries
-from centella.ops.attention.split_warp import (
-    CHUNK,
-    MOST_DIM,
-    CachedRows,
-    SplitTile,
-    Warp,
-    tile_of,
-)
-from centella.ops.attention.split_warp_i8 import WarpI8
+from centella.ops.attention.split_warp import CHUNK, MOST_DIM, CachedRows, SplitTile
+from centella.ops.attention.split_warp_i8 import tile_of, warp_of
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
 
@@ -38,8 +31,7 @@ def _split_mma(
     lang.ptx.resident(tile.together)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
     with lang.if_(work.begin < work.end):
-        warp = (WarpI8 if k.dtype is i8 else Warp)(work, dim, q.dtype)
-        cached = CachedRows(work, k, v)
+        warp, cached = warp_of(work, dim, q, k), CachedRows(work, k, v)
         warp.load_keys(work.begin, cached)
         warp.load_values(work.begin, cached)
         warp.load_queries(lambda row, element: q.load_bits(work.query(row) + element))
@@ -59,15 +51,6 @@ def _split_mma(
 kernel: Kernel = Kernel(_split_mma, workgroup=128, name="attention_split_mma")
 
 
-def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
-    """The tile of 16-bit rows, or of i8 ones, in whole chunks."""
-    dim = form.inputs[0].shape[3]
-    chunks = dim <= MOST_DIM and dim % i8.per_chunk == 0
-    if chunks and caps.tensor_cores and rows_of_16_bits(form, (i8,)):
-        return SplitTile()
-    return tile_of(form, caps)
-
-
 def _launches(form: Form[AttentionAttrs], tile: SplitTile, caps: Caps) -> Lowered:
     parts = Parts.of(form, tile.step, tile.groups)
     return launches_of(kernel, parts, form, (("tile", tile),), caps, tile.threads)
@@ -78,7 +61,7 @@ def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
 
 
 SPLIT_MMA = AttentionVariant(
-    "split_mma", _tile_of, _launches, _preferred,
+    "split_mma", tile_of, _launches, _preferred,
     needs=f"takes f16 or bf16 with rows on 16 bytes, heads of multiples of {CHUNK} "
           f"({i8.per_chunk} in i8) up to {MOST_DIM}, and tensor cores",
 )  # fmt: skip

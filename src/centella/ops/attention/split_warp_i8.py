@@ -18,9 +18,27 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import bf16, f32, i8
+from centella.op.form import Form
+from centella.ops.attention import split_warp
 from centella.ops.attention.parts import Work
-from centella.ops.attention.split_warp import RowSource, Warp
+from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits
+from centella.ops.attention.split_warp import MOST_DIM, RowSource, SplitTile, Warp
 from centella.ops.attention.weights import put
+from centella.specs import Caps
+
+
+def tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
+    """The tile of rows of 16 bits or of i8, in whole chunks."""
+    dim = form.inputs[0].shape[3]
+    chunks = dim <= MOST_DIM and dim % i8.per_chunk == 0
+    if chunks and caps.tensor_cores and rows_of_16_bits(form, (i8,)):
+        return SplitTile()
+    return split_warp.tile_of(form, caps)
+
+
+def warp_of(work: Work, dim: int, q: Any, k: Any) -> Warp:
+    """A warp for the rows that keys and values are."""
+    return (WarpI8 if k.dtype is i8 else Warp)(work, dim, q.dtype)
 
 
 class WarpI8(Warp):

@@ -16,7 +16,7 @@ from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines, load_piece, piece_of
-from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, sink_of
+from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, share_of, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -101,7 +101,7 @@ def _attention(
         lang.barrier()
     for i, row in enumerate(mine):
         with lang.if_(row < p["lq"]):
-            factor = lang.select(total[i] > 0.0, 1.0 / total[i], 0.0)
+            factor = share_of(total[i])
             place = b * p["yb"] + head * p["yh"] + row * p["yl"]
             _store(y, place, piece * part, [v * factor for v in out[i]], dim, vector_y)
 

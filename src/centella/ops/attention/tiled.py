@@ -21,7 +21,7 @@ from centella.emit.program import Kernel
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines
-from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, sink_of
+from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, share_of, sink_of
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -244,7 +244,7 @@ class _Thread:
         with lang.if_(self.me < tile.bq):
             parts = [self.weights[x * tile.pitch + self.me] for x in range(tile.across)]
             total = fold(parts, lambda a, c: a + c)
-            self.tops[self.me] = lang.select(total > 0.0, 1.0 / total, 0.0)
+            self.tops[self.me] = share_of(total)
         lang.barrier()
         factors = self._of_queries(self.tops, lang.const(0, u32))
         for g in range(tile.td // 4):
