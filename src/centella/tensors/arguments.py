@@ -110,7 +110,7 @@ _INSTEAD = {
     "output_value": "model(ids, lengths) gives the states of tokens",
     "outputs": "embed(texts, outputs) gives more than vectors",
     "device": "ct.load(..., device=...) says where a model is",
-    "pool": "one process serves one device",
+    "pool": 'ct.load(..., devices="all") has the model on every device',
     "chunk_size": "batch_size= says how many texts are on the device at once",
 }  # fmt: skip
 

@@ -98,7 +98,8 @@ OF_EMBEDDER: dict[str, str] = {
     "similarity_fn_name": "model.config.similarity",
     "similarity_pairwise": "(a * b).sum(1) of normalised vectors",
     **dict.fromkeys(
-        ("encode_multi_process", "start_multi_process_pool"), "one process serves one device"
+        ("encode_multi_process", "start_multi_process_pool", "stop_multi_process_pool"),
+        'ct.load(..., devices="all") has the model on every device',
     ),
     **dict.fromkeys(("to", "cuda", "cpu", "half"), "ct.load(..., device=..., dtype=...)"),
     **dict.fromkeys(("eval", "train", "fit"), _GRAPH),
