@@ -19,6 +19,7 @@
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
     python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
+    python benchmarks/run.py several --devices all --dtypes f16 --json results/several.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
     python benchmarks/run.py start --devices cpu,webgpu
     python benchmarks/run.py import
@@ -56,6 +57,7 @@ from passages import passages
 from products import gemm, sweep
 from rows import rows
 from search import search
+from several import several
 from speech import speech
 from table import table
 from tensor_cores import mma
@@ -63,6 +65,7 @@ from texts import texts
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
+from centella.runtime.device import every_device
 from centella.tasks.embed import Forward
 
 # -- MiniLM ----------------------------------------------------------------------------------------
@@ -215,14 +218,14 @@ BENCHES = {
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "speech": speech,
+    "search": search, "several": several, "speech": speech,
 }  # fmt: skip
 
 
 def present(names: str) -> list[str]:
-    """The devices of a comma-separated list that are here; says why one is not."""
+    """The devices of a comma-separated list, or "all", that are here; says why one is not."""
     found = []
-    for name in names.split(","):
+    for name in [d.name for d in every_device()] if names == "all" else names.split(","):
         try:
             ct.device(name)
         except (ct.DeviceError, ct.MissingExtraError) as error:

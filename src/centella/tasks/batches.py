@@ -178,7 +178,7 @@ def run_batches(
     """
     running: deque[tuple[Batch, Pending[R]]] = deque()
     done = 0
-    with _told(total, progress) as tell:
+    with told(total, progress) as tell:
 
         def finish() -> None:
             nonlocal done
@@ -237,7 +237,7 @@ def listed(op: str, texts: Any) -> list[Any]:
 
 
 @contextmanager
-def _told(total: int, show: Progress) -> Iterator[Callable[[int, int], None]]:
+def told(total: int, show: Progress) -> Iterator[Callable[[int, int], None]]:
     """What is called with texts done and of all: the caller's own, a bar of rich, or log lines."""
     if not show:
         yield lambda done, total: None
