@@ -37,7 +37,7 @@ class Tokens(Struct, frozen=True, eq=False):
     @classmethod
     def joined(cls, parts: Sequence[Tokens]) -> Tokens:
         """Of several, one after the other."""
-        if len(parts) == 1:
+        if len(parts) == 1:  # one text of a service has few microseconds
             return parts[0]
         sizes = np.array([len(part.ids) for part in parts], np.int64)
         starts = [
@@ -81,7 +81,7 @@ class Tokens(Struct, frozen=True, eq=False):
             side: where the text's own tokens are cut off.
             before, after: the special tokens at its ends, which stay.
         """
-        long = np.flatnonzero(self.counts > most)
+        long = (self.counts > most).nonzero()[0]
         if not len(long):
             return self
         starts, kept, at = self.starts.copy(), before, 0

@@ -136,10 +136,10 @@ class Words:
         if len(memory.numbers) > memory.known:
             self._learn(memory)
         sizes = memory.sizes[numbers]
-        ends = np.cumsum(sizes)
-        away = np.repeat(memory.starts[numbers] - ends + sizes, sizes)
+        ends = sizes.cumsum()
+        away = (memory.starts[numbers] - ends + sizes).repeat(sizes)
         ids = memory.ids[away + np.arange(len(away))]
-        marks = np.flatnonzero(numbers == 0)
+        marks = (numbers == 0).nonzero()[0]
         starts = ends[marks[:-1]] - self._before
         counts = ends[marks[1:]] - sizes[0] + self._after - starts
         if memory.full:
