@@ -148,9 +148,11 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_nan(device: ct.Device) -> No
 
 
 @IN_REGISTERS
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
-@pytest.mark.parametrize("sizes", [(4, 4, 2, 64), (4, 1, 3, 80), (6, 2, 1, 128), (4, 2, 20, 20),
-                                   (2, 1, 2, 6)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [((4, 4, 2, 64), "f32"), ((4, 1, 3, 80), "f16"), ((6, 2, 1, 128), "f32"),
+     ((4, 2, 20, 20), "f16"), ((2, 1, 2, 6), "f32")],
+)  # fmt: skip
 def test_heads(
     device: ct.Device, sizes: tuple[int, int, int, int], dtype: str, variant: str
 ) -> None:
