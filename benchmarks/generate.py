@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Row, cost, summary
+from measure import Row, cost, summary, torch_or_none
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, f32, i8
@@ -40,21 +40,21 @@ PROMPT, TOKENS, ROUNDS = 512, 64, 3
 READ = 4.39e12  # bytes a second of an H200
 
 
-def config_of(size: str) -> LlamaConfig:
-    """Qwen3's config of that size."""
+def values_of(size: str) -> dict[str, Any]:
+    """Qwen3's config.json of that size."""
     hidden, layers, heads, kv, inner, tied = SIZES[size]
-    return LlamaConfig.from_dict({
+    return {
         "model_type": "qwen3", "vocab_size": 1000 if size == "mini" else VOCAB,
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": kv, "head_dim": HEAD_DIM, "intermediate_size": inner,
         "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "hidden_act": "silu",
         "rope_theta": 1e6, "tie_word_embeddings": tied,
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def model_of(size: str, device: ct.Device, dtype: DType, activations: DType) -> LlamaModel:
     """A model with random weights; those of a layer are those of the fourth before it."""
-    model = LlamaModel(config_of(size), activations)
+    model = LlamaModel(LlamaConfig.from_dict(values_of(size)), activations)
     random = np.random.default_rng(0)
     block = (0.02 * random.standard_normal(1 << 22)).astype(np.float32)
     made: dict[tuple[str, int], Any] = {}
@@ -106,6 +106,43 @@ def generate(args: argparse.Namespace) -> Iterator[Row]:
                     for row in chain(rows, [served(model, batch, args.small, stored)]):
                         who = f"{name} {dtype}" + (f", cache {cache}" if stored else "")
                         yield {"who": who, **row, "shape": (size, batch)}
+    if (torch := torch_or_none()) is not None and not args.prompt:
+        for size, batch in product(sizes, map(int, args.rows.split(","))):
+            for row in peer(torch, size, batch, args.compile):
+                yield {**row, "shape": (size, batch)}
+
+
+def peer(torch: Any, size: str, batch: int, compiled: bool) -> Iterator[Row]:
+    """transformers' own `generate` in bf16, random weights; with a compiled step if asked for."""
+    import transformers
+
+    config = transformers.Qwen3Config(**{k: v for k, v in values_of(size).items()
+                                         if k != "model_type"})  # fmt: skip
+    with torch.device("cuda"):
+        model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+    model.generation_config.eos_token_id = None
+    ids = torch.randint(0, config.vocab_size, (batch, PROMPT), device="cuda")
+
+    def took(tokens: int, **options: Any) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens,
+                       do_sample=False, pad_token_id=0, **options)  # fmt: skip
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    kinds = {"transformers bf16": {}, "transformers bf16, compiled": {
+        "cache_implementation": "static"}}  # fmt: skip
+    for who, options in list(kinds.items())[: 1 + compiled]:
+        with torch.inference_mode():
+            for _ in range(2):
+                took(TOKENS, **options)
+            first = [took(1, **options) for _ in range(ROUNDS)]
+            more = [took(1 + TOKENS, **options) for _ in range(ROUNDS)]
+        yield {"who": who, "bench": f"prefill {PROMPT}", "unit": "ms", **cost(first, 1e3)}
+        begun = sorted(first)[len(first) // 2]
+        yield {"who": who, "bench": "decode", "unit": "tokens/s",
+               **summary([s - begun for s in more], batch * TOKENS)}  # fmt: skip
 
 
 def prompts_of(args: argparse.Namespace) -> list[int]:

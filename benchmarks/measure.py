@@ -103,6 +103,13 @@ def named(title: str, words: str | None) -> bool:
     return words is not None and any(word.strip() in title for word in words.split(","))
 
 
+def bert(model: str, kind: Any) -> Any:
+    """The model of transformers."""
+    from transformers import BertModel
+
+    return BertModel.from_pretrained(model, add_pooling_layer=False).to(kind).eval()
+
+
 def summary(seconds: list[float], amount: float) -> Row:
     """Median and worst decile as a rate of `amount` a round."""
     took = cost(seconds, 1.0)

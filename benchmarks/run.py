@@ -17,7 +17,9 @@
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
+    python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
+    python benchmarks/run.py several --devices all --dtypes f16 --json results/several.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
     python benchmarks/run.py start --devices cpu,webgpu
     python benchmarks/run.py import
@@ -50,10 +52,12 @@ from encoder import encoder
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
-from measure import Call, Row, alternate, cost, machine, summary, torch_or_none
+from measure import Call, Row, alternate, bert, cost, machine, summary, torch_or_none
+from passages import passages
 from products import gemm, sweep
 from rows import rows
 from search import search
+from several import several
 from speech import speech
 from table import table
 from tensor_cores import mma
@@ -61,6 +65,7 @@ from texts import texts
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
+from centella.runtime.device import every_device
 from centella.tasks.embed import Forward
 
 # -- MiniLM ----------------------------------------------------------------------------------------
@@ -116,13 +121,6 @@ def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
         results[name] = forward.captured.fetch(ids, lengths, True, None).result()["dense"]
 
     return call
-
-
-def bert(model: str, kind: Any) -> Any:
-    """The model of transformers."""
-    from transformers import BertModel
-
-    return BertModel.from_pretrained(model, add_pooling_layer=False).to(kind).eval()
 
 
 def _peer(torch: Any, model: str, size: int, length: int, dtype: str, results: Row) -> Call:
@@ -217,16 +215,17 @@ BENCHES = {
     "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
     "minilm": minilm,
     "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
-    "texts": texts, "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
+    "texts": texts, "passages": passages,
+    "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "speech": speech,
+    "search": search, "several": several, "speech": speech,
 }  # fmt: skip
 
 
 def present(names: str) -> list[str]:
-    """The devices of a comma-separated list that are here; says why one is not."""
+    """The devices of a comma-separated list, or "all", that are here; says why one is not."""
     found = []
-    for name in names.split(","):
+    for name in [d.name for d in every_device()] if names == "all" else names.split(","):
         try:
             ct.device(name)
         except (ct.DeviceError, ct.MissingExtraError) as error:
@@ -267,7 +266,9 @@ def main() -> None:
         help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
     )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
-    parser.add_argument("--compile", action="store_true", help="encoder: torch.compile as well")
+    parser.add_argument(
+        "--compile", action="store_true", help="encoder, generate: torch.compile as well"
+    )
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     parser.add_argument("--json", help="write the rows, with machine and versions, here")
     args = parser.parse_args()

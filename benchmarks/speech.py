@@ -89,7 +89,8 @@ def speech(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterator[Row]:
-    """Rows of a batch of windows: sound to keys and values, then tokens."""
+    """Rows of a batch of windows: the encoder, sound to keys and values, then tokens."""
+    yield {"bench": "window to states", "unit": "ms", **cost(encoded(model, batch), 1e3)}
     c, vocabulary = model.config, vocabulary_of(size)
     session = SpeechSession(model, vocabulary, batch, lambda sound: log_mel(sound, c.num_mel_bins))
     sound = np.random.default_rng(1).standard_normal((batch, c.frames * 160), np.float32) * 0.1
@@ -113,13 +114,28 @@ def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterato
         list(session.run(1))
     kernels = sorted(led.kernels(), key=lambda k: -k.milliseconds)
     weights = sum(t.nbytes for n, t in model.named_parameters() if n.startswith("decoder."))
-    sounds = sum(k.nbytes + v.nbytes for k, v in session.memory())
+    sounds = sum(both.nbytes for both in session.memory())
     yield {
         "bench": "decode", "unit": "tokens/s", **written,
         "share": (weights + sounds) * written["rate"] / batch / READ, "of": "the card's reads",
         "launches": led.launches,
         "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
     }  # fmt: skip
+
+
+def encoded(model: WhisperModel, batch: int) -> list[float]:
+    """Seconds of the encoder, spectrograms and states on the device."""
+    c = model.config
+    mel = ct.zeros((batch, c.num_mel_bins, c.frames), model.dtype, model.device)
+    plan = model.device.compile(lambda: model.encode(mel))
+    seconds = []
+    for _ in range(2 + ROUNDS):
+        model.device.synchronize()
+        begin = time.perf_counter()
+        plan()
+        model.device.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return seconds[2:]
 
 
 def peer(torch: Any, size: str, batches: list[int]) -> Iterator[Row]:

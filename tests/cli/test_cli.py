@@ -283,6 +283,18 @@ def test_an_empty_text_has_a_vector_as_in_the_library() -> None:
     np.testing.assert_allclose([row["embedding"] for row in rows], vectors, atol=1e-6)
 
 
+def test_embed_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CENTELLA_DEVICE", "cpu")
+    made = json.loads(call("embed", "a", "b", "--model", TINY, "--devices", "all", "--json").stdout)
+    alone = json.loads(call("embed", "a", "b", *ON_CPU, "--json").stdout)
+    assert made == alone
+    twice = failed("embed", "a", "--model", TINY, "--devices", "cpu,cpu")
+    assert "devices: expected one or more, each once" in twice
+    assert "expected device or devices, got both" in failed(
+        "embed", "a", *ON_CPU, "--devices", "all"
+    )
+
+
 def test_embed_counts_texts_that_are_cut(tmp_path: Path) -> None:
     lines, array = tmp_path / "lines.txt", tmp_path / "v.npy"
     lines.write_text("short\n" + "storm " * 90 + "\n" + "storm " * 46 + "\n" + "rain " * 70 + "\n")

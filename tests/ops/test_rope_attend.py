@@ -12,7 +12,8 @@ from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.ptx import emit_ptx
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.rope_attend import APART, CLUSTER, ROPE_ATTEND, RopeAttendAttrs, lower
+from centella.ops.attention.rope_choice import APART, CLUSTER, lower
+from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS

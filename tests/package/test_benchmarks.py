@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "run.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "run.py"
 CHEAP = (
     "gemm --devices cpu",
     "imported --devices cpu --dtypes f16",
@@ -20,6 +21,7 @@ CHEAP = (
     "host --devices cpu",
     "search --devices cpu",
     "speech --devices cpu --dtypes f32 --rows 1",
+    f"passages --devices cpu --dtypes f32 --model {ROOT / 'tests/data/tiny-bert'}",
 )
 SWEEPS = (
     "sweep --devices webgpu",

@@ -175,6 +175,45 @@ def test_what_encode_refuses(
     assert led.submissions == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("normalize_embeddings", "write normalize="),
+        ("show_progress_bar", "write progress="),
+        ("truncate_dim", "write dim="),
+        ("precision", "write dtype="),
+        ("convert_to_numpy", "the vectors are NumPy's"),
+        ("output_value", r"model\(ids, lengths\) gives the states"),
+        ("task", "prompt_name= names a prompt"),
+        ("max_length", r"model\.config\.max_length; chunk="),
+        ("return_sparse", r"embed\(texts, "),
+        ("pool", 'devices="all"'),
+        ("target_devices", 'devices="all"'),
+        ("chunk_size", "batch_size= says"),
+    ],
+)
+def test_arguments_of_other_libraries(on_cpu: Embedder, name: str, hint: str) -> None:
+    with pytest.raises(DTypeError, match=rf"encode: unknown argument {name}=; .*{hint}"):
+        on_cpu.encode(["ok"], **{name: None})  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match=rf"embed: unknown argument {name}=; .*{hint}"):
+        on_cpu.embed(["ok"], **{name: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("encode_multi_process", 'devices="all"'),
+        ("embed_documents", r"model\.encode_document"),
+        ("encode_queries", r"model\.encode_query"),
+        ("compute_score", r"model\.similarity\(a, b\)"),
+        ("max_seq_length", r"model\.config\.max_length"),
+    ],
+)
+def test_attributes_of_other_libraries(on_cpu: Embedder, name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=hint):
+        getattr(on_cpu, name)
+
+
 def test_what_pool_and_an_embedder_refuse(on_cpu: Embedder) -> None:
     states, lengths = ct.zeros((1, 2, 48), device="cpu"), ct.ones((1,), "i32", "cpu")
     wrong: Any = "yes"

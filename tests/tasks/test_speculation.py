@@ -92,7 +92,7 @@ def test_in_16_bits_a_token_is_the_likeliest_within_rounding(device: ct.Device, 
     ids = ct.asarray(np.array([PROMPT + tokens], np.int32), device="cpu")
     logits = exact(ids).numpy()[0, len(PROMPT) - 1 : -1]
     behind = logits.max(-1) - logits[np.arange(STEPS), tokens]
-    assert behind.max() < 0.25, behind  # logits have a deviation of 2; a wrong past costs over 1
+    assert behind.max() < 0.5, behind  # bf16 moves a logit by 0.25; a wrong past costs over 2
 
 
 def test_a_pass_moves_guesses_and_tokens(device: ct.Device) -> None:

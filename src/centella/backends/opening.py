@@ -126,6 +126,24 @@ def kind_of(native: object) -> str:
     )
 
 
+def names_of(kind: str) -> list[str]:
+    """The devices of a kind that this machine has: "cuda:0", "cuda:1", ...
+
+    Raises:
+        DeviceError: there is no driver; MissingExtraError: its package is not installed.
+    """
+    if kind == "cuda":
+        count = import_module(BACKENDS[kind][0]).device_count()
+        return [f"cuda:{index}" for index in range(count)]
+    if kind != "webgpu":
+        return [kind]
+    webgpu = import_module(BACKENDS[kind][0])
+    found = list(enumerate(webgpu.adapters()))
+    some = [(i, a) for i, a in found if not webgpu.is_software(a)] or found[:1]
+    driver = some[0][1].info["backend_type"] if some else ""  # another one has the same GPUs
+    return [f"webgpu:{i}" for i, adapter in some if adapter.info["backend_type"] == driver]
+
+
 def choose(open_device: Callable[[str], T]) -> tuple[T, str]:
     """The default device: cuda, else a hardware WebGPU adapter, else the CPU; and why."""
     try:

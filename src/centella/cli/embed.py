@@ -44,6 +44,10 @@ PromptName = Annotated[
 Dim = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Keep the first N numbers of each vector.")
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="D,D", help="Several devices, as cuda:0,cuda:1; all: every GPU."),
+]
 Chunk = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Embed longer texts in pieces of N tokens, not cut."),
@@ -95,7 +99,7 @@ def run(
     texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
     dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
     output: Output = None, restart: Restart = False, prompt_name: PromptName = None,
-    dim: Dim = None, chunk: Chunk = None, overlap: Overlap = 0,
+    dim: Dim = None, chunk: Chunk = None, overlap: Overlap = 0, devices: Devices = None,
     show_ledger: ShowLedger = False, timing: Timing = False,
 ) -> None:  # fmt: skip
     """Embed and print, or save.
@@ -118,7 +122,7 @@ def run(
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
-            embedder = load_shown(model, device, dtype.value, task="embed")
+            embedder = load_shown(model, device, dtype.value, task="embed", devices=devices)
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size

@@ -16,7 +16,7 @@ SOON = 0.7  # seconds: a model that is loaded by then needs no bar, whose drawin
 
 def load_shown(
     model: str, device: str | None, dtype: str, quantize: str | None = None,
-    task: str | None = None,
+    task: str | None = None, devices: str | None = None,
 ) -> Any:  # fmt: skip
     """`ct.load`, with a bar where there is a terminal, else a line every few seconds."""
     begin, megabyte = time.monotonic(), 1_000_000
@@ -33,4 +33,7 @@ def load_shown(
             for bar in drawn:
                 bar(done, total, f"{done // megabyte:,} of {total // megabyte:,} MB of weights")
 
-        return load(model, device, dtype, quantize=quantize, task=task, progress=tell)
+        several: Any = devices if devices in (None, "all") else str(devices).split(",")
+        return load(
+            model, device, dtype, quantize=quantize, task=task, progress=tell, devices=several
+        )

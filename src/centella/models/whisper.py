@@ -40,7 +40,7 @@ NEUTRAL = frozenset(
     output_hidden_states _attn_implementation _attn_implementation_autoset tokenizer_class
     num_beams transformers.js_config lang_ids lang_to_id task_to_id""".split()
 )
-Memory = Sequence[tuple[Tensor, Tensor]]  # keys and values of each decoder layer
+Memory = Sequence[Tensor]  # keys and values of each decoder layer
 
 
 class WhisperConfig(ModelConfig, frozen=True):
@@ -268,10 +268,10 @@ class WhisperModel(Module):
             )
         return self.encoder(mel)
 
-    def memory(self, states: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def memory(self, states: Tensor) -> list[Tensor]:
         """Keys and values of the encoder's states for each decoder layer.
 
-        Each [batch, heads, places, head_dim].
+        Each [2, batch, heads, places, head_dim].
         """
         return [layer.encoder_attn.keys_values(states) for layer in self.decoder.layers]
 
@@ -283,14 +283,12 @@ class WhisperModel(Module):
             x, weight, norm.weight, kind="layer", shift=norm.bias, eps=norm.eps, dtype=f32
         )
 
-    def empty_memory(self, batch: int) -> list[tuple[State, State]]:
-        """States for keys and values of `batch` windows, in which no two layers share memory."""
+    def empty_memory(self, batch: int) -> list[State]:
+        """States for the `memory` of `batch` windows: one for each decoder layer."""
         c = self.config
         heads = c.decoder_attention_heads
-        shape = (batch, heads, c.max_source_positions, c.hidden_size // heads)
-
-        def state(layer: int, what: str) -> State:
-            name = f"{what} of the sound, layer {layer}"
-            return State.empty(shape, self.dtype, self.device, name=name)
-
-        return [(state(i, "keys"), state(i, "values")) for i in range(c.decoder_layers)]
+        shape = (2, batch, heads, c.max_source_positions, c.hidden_size // heads)
+        return [
+            State.empty(shape, self.dtype, self.device, name=f"memory of the sound, layer {i}")
+            for i in range(c.decoder_layers)
+        ]

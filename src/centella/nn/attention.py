@@ -117,14 +117,16 @@ class CrossAttention(Module):
         )
         self.out_proj: Linear = Linear(width, width, bias)
 
-    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, memory: Tensor) -> Tensor:
         """Keys and values of a memory [batch, kv_len, memory_width]: computed once for many steps.
 
         Returns:
-            Twice [batch, heads, kv_len, head_dim].
+            [2, batch, heads, kv_len, head_dim]: keys, then values; a view of one product.
         """
-        both = split_heads(self.kv(memory), 2 * self.num_heads)
-        return both[:, : self.num_heads], both[:, self.num_heads :]
+        both = self.kv(memory)  # [batch, kv_len, 2 * width]
+        batch, kv_len, width = both.shape
+        shape = (batch, kv_len, 2, self.num_heads, width // (2 * self.num_heads))
+        return both.reshape(*shape).permute(2, 0, 3, 1, 4)
 
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, *, lengths: Tensor | None = None,

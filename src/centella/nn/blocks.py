@@ -18,6 +18,7 @@ from centella.nn.module import Module, parameter
 from centella.specs import Shape
 from centella.tensors.tensor import Tensor
 
+Memory = Tensor | tuple[Tensor, Tensor]  # keys and values
 # Of a block: of its input, the norm of that and the residual, their sum.
 Part = Callable[[Tensor, LayerNorm | None, Tensor], Tensor]
 
@@ -104,14 +105,15 @@ class DecoderBlock(_Block):
         self.encoder_attn_layer_norm: LayerNorm = LayerNorm(width, eps)
 
     def forward(
-        self, x: Tensor, memory: tuple[Tensor, Tensor], *, cache: KVCache | None = None,
+        self, x: Tensor, memory: Memory, *, cache: KVCache | None = None,
         layer: int = 0, lengths: Tensor | None = None, memory_lengths: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """[batch, seq_len, width] to the same.
 
         Args:
-            memory: keys and values of the encoder's states, as `encoder_attn.keys_values` gives.
+            memory: keys and values of the encoder's states, as `encoder_attn.keys_values` gives;
+                or a pair of them.
             cache: of the tokens before these; without it x is the whole sequence.
             lengths: [batch] i32, tokens of x that count; not with a cache, which has its own.
             memory_lengths: [batch] i32, places of the memory that count.
@@ -138,13 +140,12 @@ class DecoderBlock(_Block):
             x,
         )  # fmt: skip
 
-    def attend_memory(
-        self, x: Tensor, memory: tuple[Tensor, Tensor], lengths: Tensor | None = None
-    ) -> Tensor:
+    def attend_memory(self, x: Tensor, memory: Memory, lengths: Tensor | None = None) -> Tensor:
         """The rest, of what `attend_past` gives; lengths: of the memory."""
+        keys, values = memory
         x = self._add(
             lambda y, norm, residual: self.encoder_attn(
-                y, *memory, lengths=lengths, norm=norm, residual=residual
+                y, keys, values, lengths=lengths, norm=norm, residual=residual
             ),
             self.encoder_attn_layer_norm,
             x,

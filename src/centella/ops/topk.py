@@ -75,11 +75,12 @@ class TopkAttrs(Struct, frozen=True):
 
 
 class _Part:
-    """A part of a row: from column `first` up to `last`, in items of `width` elements."""
+    """A part of a row: from column `first`, `part` or fewer up to `last`, in items of `width`."""
 
-    def __init__(self, x: Any, row: Any, first: Any, last: Any, width: int) -> None:
+    def __init__(self, x: Any, row: Any, first: Any, last: Any, part: Any, width: int) -> None:
         self.x, self.row, self.first, self.last, self.width = x, row, first, last, width
-        self.items: Any = (last - first + (width - 1)) // width
+        least, most = ((n + (width - 1)) // width for n in (last - first, part))
+        self.items: Any = lang.minimum(least, most)  # of which the host knows the second
 
     def values(self, item: Any) -> Values:
         """The elements of an item; those past the end may be anything."""
@@ -130,10 +131,10 @@ def _topk(
     columns, k, part, parts = (lang.parameter(n, u32) for n in ("columns", "k", "part", "parts"))
     row, number = lang.group_id() // parts, lang.group_id() % parts
     last = lang.minimum((number + 1) * part, columns)
-    mine = _Part(x if keys is None else keys, row, number * part, last, width)
+    mine = _Part(x if keys is None else keys, row, number * part, last, part, width)
     candidates = lang.shared(u32, listed), lang.shared(u32, listed)
     picks = lang.shared(u32, MOST) if "values" in out else None
-    count = _list(mine, mine.best(whole), k, candidates)
+    count = lang.minimum(_list(mine, mine.best(whole), k, candidates), listed)  # the host knows it
     for candidate in lang.range(lang.local_id(), count, lang.workgroup_size()):
         key, column = own = candidates[0][candidate], candidates[1][candidate]
         before = lang.var(0, u32)

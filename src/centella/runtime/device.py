@@ -17,6 +17,7 @@ from centella.backends.opening import (
     choose,
     forked,
     kind_of,
+    names_of,
     open_backend,
     spelled,
 )
@@ -323,6 +324,26 @@ def current_device() -> Device:
     """The device of the innermost open batch of this thread and task, else the default device."""
     inside = innermost()
     return default_device() if inside is None else inside.device
+
+
+def every_device() -> list[Device]:
+    """The devices of the kind that the default device has: each NVIDIA GPU, or each adapter.
+
+    One that cannot be opened, or whose self-check failed, is left out with a warning in the log.
+
+    Raises:
+        DeviceError: none is left.
+    """
+    found, errors = [], []
+    for name in names_of(default_device().name.partition(":")[0]):
+        try:
+            found.append(trusted(name))
+        except DeviceError as error:
+            errors.append(str(error))
+            logger("device").warning("%s is left out: %s", name, error)
+    if not found:
+        raise DeviceError(f"expected a device that works: {'; '.join(errors)}")
+    return found
 
 
 def default_device() -> Device:

@@ -34,6 +34,7 @@ from centella.tasks.chunks import Chunk, Chunker, prepared
 from centella.tasks.embeddings import Embeddings, Pieces, Rows, texts_cut
 from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
+from centella.tasks.several import run_on_several
 from centella.tasks.text import checked_texts
 from centella.tasks.token_outputs import load_head, read_heads
 from centella.tasks.tokens import Tokens
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 
 Array = np.ndarray[Any, Any]
+Outputs = dict[str, Array]
 __all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
 
 TOGETHER = 2048  # texts that are tokenised while others are embedded
@@ -62,6 +64,7 @@ class Embedder:
         config: length limit (`config.max_length` tokens), pooling, normalisation, prompts.
         dense: products after the pooling.
         heads: products for what each token gives, by output: "sparse", "multi".
+        replicas: the same model on further devices, which share the batches of each call.
     """
 
     def __init__(
@@ -76,11 +79,13 @@ class Embedder:
         self.config = config
         self.dense: tuple[Dense, ...] = tuple(dense)
         self.heads: dict[str, Linear] = dict(heads or {})
+        self.replicas: tuple[Embedder, ...] = ()
         self._told_of_cut = False
         self._forward: Forward | None = None
 
     def __repr__(self) -> str:
-        return f"Embedder({type(self.model).__name__}, dim={self.dim}, {self.model.device!r})"
+        devices = ", ".join(repr(e.model.device) for e in (self, *self.replicas))
+        return f"Embedder({type(self.model).__name__}, dim={self.dim}, {devices})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's token states: `embedder(ids, lengths)`."""
@@ -135,9 +140,9 @@ class Embedder:
                 of each dimension; "binary", "ubinary": a bit for each value over 0, eight a byte.
             ranges: [2, dim], those values for int8 and uint8; default: of these vectors.
             exact: the bits of a text's vector do not depend on the texts beside it, their number or
-                its place, on one device. All batches of a length then have one size, about 2 048
-                tokens (on a CPU one text), and `batch_size` says nothing: a text alone takes as
-                long as such a batch, many take longer than in large ones.
+                its place, on one device or several of one kind. All batches of a length then have
+                one size, about 2 048 tokens (on a CPU one text), and `batch_size` says nothing: a
+                text alone takes as long as such a batch, many take longer than in large ones.
             chunk: a text of more tokens, special ones and the prompt counted, is embedded in pieces
                 of so many at most (`chunks`). Its vector is the mean of theirs, each weighed by its
                 tokens, and of length 1 where those of pieces are. None: it is cut.
@@ -220,12 +225,15 @@ class Embedder:
             for first in range(0, len(read), TOGETHER)
         ]
 
-        def submit(batch: Batch) -> Pending[dict[str, Array]]:
+        def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             size = rows_of(batch.columns(most, exact), room) if room else batch_size
-            return self._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
+            return where._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
 
         batches = batches_of(parts, batch_size, most, room)
-        run_batches(batches, len(read), submit, rows.take, progress)
+        if self.replicas and len(read) > batch_size:
+            run_on_several(batches, len(read), self._places(submit), rows.take, progress)
+        else:
+            run_batches(batches, len(read), partial(submit, self), rows.take, progress)
         found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
         if "dense" not in outputs or dtype == "f32":
             return found
@@ -324,8 +332,9 @@ class Embedder:
         return similarity(a, b, self.config.similarity)
 
     def warm(self) -> None:
-        """Embed a text of one word: programs are compiled, and memory is allocated."""
-        self.encode("warm")
+        """Embed a text of one word on each device: programs are compiled, memory is allocated."""
+        for where in (self, *self.replicas):
+            Embedder.encode(where, "warm")
 
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
@@ -362,10 +371,21 @@ class Embedder:
         )  # fmt: skip
         self._told_of_cut = True
 
+    def _places(
+        self, submit: Callable[[Embedder, Batch], Pending[Outputs]]
+    ) -> dict[str, Callable[[Batch], Pending[Outputs]]]:
+        """What starts a batch on each device, by its name."""
+        found: dict[str, Callable[[Batch], Pending[Outputs]]] = {}
+        for where in (self, *self.replicas):
+            where.config = self.config
+            name = where.model.device.name
+            found[f"{name} ({len(found)})" if name in found else name] = partial(submit, where)
+        return found
+
     def _submit(
         self, ids: Array, lengths: Array, normalize: bool, dim: int | None,
         outputs: tuple[str, ...],
-    ) -> Pending[dict[str, Array]]:  # fmt: skip
+    ) -> Pending[Outputs]:  # fmt: skip
         """Start the batch of a `grid`."""
         forward = self._forward
         if forward is None or not forward.stands_for(self):

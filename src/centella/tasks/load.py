@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from os import PathLike
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from msgspec import Struct
 
 from centella.dtypes import DType, bf16, dtype_of, f32
-from centella.errors import DTypeError, WeightsError
+from centella.errors import DeviceError, DTypeError, WeightsError
 from centella.host.interrupts import uninterrupted
 from centella.host.log import logger
 from centella.host.workers import pool
 from centella.ledger.counts import began, noted
-from centella.runtime.device import Device
+from centella.runtime.device import Device, every_device
 from centella.runtime.device import device as open_device
 from centella.tasks.classify import Classifier, TokenClassifier, read_classifier, read_ranker
 from centella.tasks.embed import Embedder, read_decoder_embedder, read_embedder
@@ -71,6 +71,7 @@ def read_transcriber(folder: Path, vocab_size: int) -> Callable[[Any], Transcrib
     return transcribe.read_transcriber(folder, vocab_size)
 
 
+Devices = Literal["all"] | Sequence[str | Device]
 TASKS = ("embed", "generate", "classify", "tag", "transcribe")
 COMMANDS = {"embed": "embed", "generate": "generate", "classify": "rank",
             "transcribe": "transcribe"}  # fmt: skip
@@ -117,6 +118,7 @@ def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: None = None, quantize: None = None,
     progress: Callable[[int, int], None] | None = None,
+    devices: Devices | None = None,
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -126,6 +128,7 @@ def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: Literal["embed"], quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    devices: Devices | None = None,
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -171,6 +174,7 @@ def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    devices: Devices | None = None,
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
@@ -179,6 +183,7 @@ def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    devices: Devices | None = None,
 ) -> Any:  # fmt: skip
     """The model of a folder, ready to use.
 
@@ -203,6 +208,10 @@ def load(
             quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
             biases are not, nor is what a file has quantised already.
         progress: `progress(done, total)` is called as weights reach the device, with their bytes.
+        devices: in place of `device`, several for a model that embeds: "all" (each of the kind of
+            the default device), or a list. Each has the weights, and a thread that embeds the next
+            batch when it has room; results are in the order of the texts. Where a device fails, the
+            log names it, and the others embed its texts.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
@@ -221,6 +230,9 @@ def load(
         OutOfMemoryError, LimitError: the device has no room for the weights; raised before any is
             sent, with what is needed, what is free, and which `quantize` would fit.
     """
+    if devices is not None:
+        return _on_several(devices, device, progress, path=path, dtype=dtype, warm=warm, task=task,
+                           quantize=quantize)  # fmt: skip
     begin = began()
     if quantize is not None:
         one_of("load", "quantize", quantize, tuple(QUANTIZERS))
@@ -262,6 +274,36 @@ def load(
     if warm:
         made.warm()
     return made
+
+
+def _on_several(
+    devices: Devices, device: str | Device | None, progress: Callable[[int, int], None] | None,
+    **options: Any,
+) -> Embedder:  # fmt: skip
+    """The model on the first device, with replicas on the others."""
+    if device is not None:
+        raise DeviceError("load: expected device or devices, got both")
+    if isinstance(devices, str):
+        one_of("load", "devices", devices, ("all",))
+    opened = every_device() if isinstance(devices, str) else [open_device(d) for d in devices]
+    if not opened or len({id(d) for d in opened}) < len(opened):
+        raise DeviceError(f"load: devices: expected one or more, each once, got {devices!r}")
+    loaded: list[Embedder] = []
+    for number, where in enumerate(opened):
+
+        def told(done: int, total: int, number: int = number) -> None:
+            if progress is not None:
+                progress(number * total + done, len(opened) * total)
+
+        model = load(device=where, progress=told, **options)
+        if not isinstance(model, Embedder):
+            raise WeightsError(
+                f"{options['path']}: devices: expected a model that embeds, got a "
+                f"{type(model).__name__}, which one device runs"
+            )
+        loaded.append(model)
+    loaded[0].replicas = tuple(loaded[1:])
+    return loaded[0]
 
 
 def _way(task: str) -> str:

@@ -88,16 +88,15 @@ class SpeechSession:
 
     # -- what is captured -------------------------------------------------------------------------
 
-    def memory(self) -> list[tuple[Tensor, Tensor]]:
+    def memory(self) -> list[Tensor]:
         """Keys and values of the sound, of each decoder layer."""
-        return [(keys.value, values.value) for keys, values in self._memory]
+        return [state.value for state in self._memory]
 
     def _heard(self, sound: Tensor) -> None:
         """Encode windows; the sound's keys and values go into States."""
         states = self.model.encode(self._features(sound))
-        for pair, (keys, values) in zip(self.model.memory(states), self._memory, strict=True):
-            keys.assign(pair[0])
-            values.assign(pair[1])
+        for state, both in zip(self._memory, self.model.memory(states), strict=True):
+            state.assign(both)
 
     def _prompt(self, ids: Tensor, begins: Tensor) -> Tensor:
         """Read prompts [batch, tokens]; probabilities of the languages, [batch, languages]."""
@@ -133,7 +132,7 @@ class SpeechSession:
         self, ids: Tensor, following: Tensor, row: Tensor, heads: tuple[tuple[int, int], ...]
     ) -> tuple[Tensor, Tensor]:
         """Attention of the heads [1, heads, tokens, places], and probabilities of what follows."""
-        memory = [(fn.gather(k, row), fn.gather(v, row)) for k, v in self.memory()]
+        memory = [fn.gather(both, row, axis=1) for both in self.memory()]
         weights = self.model.decoder.weights(ids, memory, heads)
         probabilities = fn.softmax(self.model.head(self.model.decoder(ids, memory)), -1)
         every = arange(probabilities.shape[2], device=ids.device)

@@ -101,16 +101,28 @@ def whole(op: str, name: str, value: Any, least: int = 0) -> int:
 _RENAMED = {
     "dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims",
     "normalize_embeddings": "normalize", "show_progress_bar": "progress", "truncate_dim": "dim",
-    "precision": "dtype",
+    "precision": "dtype", "activation_fn": "activation", "activation_fct": "activation",
 }  # fmt: skip
 # What to do instead of giving an argument.
 _INSTEAD = {
     "convert_to_tensor": "the vectors are NumPy's; torch.from_numpy(vectors) shares their memory",
     "convert_to_numpy": "the vectors are NumPy's",
     "output_value": "model(ids, lengths) gives the states of tokens",
+    "task": "prompt_name= names a prompt of the folder, prompt= is one",
+    "max_length": "model.config.max_length; chunk= embeds longer texts in pieces",
+    "apply_softmax": 'activation="softmax" gives shares of a whole',
+    "return_documents": "each result has its text",
+    **dict.fromkeys(
+        ("return_dense", "return_sparse", "return_colbert_vecs"),
+        'embed(texts, ("dense", "sparse", "multi")) gives several outputs',
+    ),
+    **dict.fromkeys(
+        ("num_workers", "multi_process_chunk_size", "target_devices"),
+        'no process is started; ct.load(..., devices="all") has the model on every device',
+    ),
     "outputs": "embed(texts, outputs) gives more than vectors",
     "device": "ct.load(..., device=...) says where a model is",
-    "pool": "one process serves one device",
+    "pool": 'ct.load(..., devices="all") has the model on every device',
     "chunk_size": "batch_size= says how many texts are on the device at once",
 }  # fmt: skip
 

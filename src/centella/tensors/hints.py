@@ -98,7 +98,14 @@ OF_EMBEDDER: dict[str, str] = {
     "similarity_fn_name": "model.config.similarity",
     "similarity_pairwise": "(a * b).sum(1) of normalised vectors",
     **dict.fromkeys(
-        ("encode_multi_process", "start_multi_process_pool"), "one process serves one device"
+        ("compute_score", "compute_lexical_matching_score", "colbert_score"),
+        "model.similarity(a, b) of two outputs of embed(texts, outputs)",
+    ),
+    **dict.fromkeys(("encode_queries", "embed_query"), "model.encode_query(texts)"),
+    **dict.fromkeys(("encode_corpus", "embed_documents"), "model.encode_document(texts)"),
+    **dict.fromkeys(
+        ("encode_multi_process", "start_multi_process_pool", "stop_multi_process_pool"),
+        'ct.load(..., devices="all") has the model on every device',
     ),
     **dict.fromkeys(("to", "cuda", "cpu", "half"), "ct.load(..., device=..., dtype=...)"),
     **dict.fromkeys(("eval", "train", "fit"), _GRAPH),

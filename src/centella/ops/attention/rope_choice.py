@@ -1,0 +1,104 @@
+"""The launches of `rope_attend`: one with clusters, else those of both its operations."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from centella.emit.program import Call, Ref
+from centella.op.form import Form
+from centella.op.op import Lowered
+from centella.op.variant import Variant, choose
+from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
+from centella.ops.attention.problem import scalars_of
+from centella.ops.attention.rope_cluster import kernel
+from centella.ops.attention.split import few_queries
+from centella.ops.cache import cache_scalars
+from centella.ops.kernel_params import face
+from centella.ops.layout import flat
+from centella.ops.rope import layout_of
+from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
+from centella.ops.rows import strides_of
+from centella.specs import Caps
+
+
+def _cluster(form: Form[RopeAttendAttrs], caps: Caps) -> ClusterTile | None:
+    """Groups and parts where a cluster has all queries of its keys, and rows are whole chunks."""
+    inner = attention_form(form)
+    tile = cluster_of(inner, caps)
+    keys, values, x, cos, sin, *_ = form.inputs
+    if tile is None or tile.parts.blocks > 1 or not x.aligned:
+        return None
+    layout = layout_of(cos, sin, form.attrs.interleaved, inner.inputs[0], keys, values, x)
+    return tile if layout["chunk"] else None
+
+
+def _preferred(form: Form[RopeAttendAttrs], caps: Caps) -> bool:
+    inner = attention_form(form)
+    if not (few_queries(inner, caps) and caps.fast_tensor_cores):
+        return False
+    tile = _cluster(form, caps)
+    return tile is not None and fills(inner, tile)
+
+
+def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
+    keys, values, x, cos, sin, starts, *norms = form.inputs
+    inner, parts, y = attention_form(form), tile.parts, form.outputs[2]
+    layout = layout_of(cos, sin, form.attrs.interleaved, inner.inputs[0], keys, values, x)
+    scalars: dict[str, int | float] = {
+        **scalars_of(inner), **parts.scalars, **cache_scalars(keys, starts),
+        **strides_of(x=x, kc=keys, vc=values), "rotary": 2 * cos.shape[1],
+        "height": cos.shape[0], "eps": form.attrs.eps,
+    }  # fmt: skip
+    reads = {"x": 1, "cos": 2, "sin": 2, "starts": 1} | ({"norms": 2} if norms else {})
+    refs = (
+        Ref(2, flat(x)), Ref(3, cos), Ref(4, sin), Ref(5, flat(starts)),
+        *(Ref(6, s) for s in norms), Ref(len(form.inputs) + 2, flat(y)), Ref(0, flat(keys)),
+        Ref(1, flat(values)),
+    )  # fmt: skip
+    constants = (
+        ("blocks", len(starts.shape) == 2), ("dim", y.shape[3]), ("layout", tuple(layout.items())),
+        ("rows", parts.rows), ("scoring", inner.attrs.scoring), ("splits", parts.splits),
+        ("tile", tile.split), ("tokens", y.shape[1]),
+    )  # fmt: skip
+    params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
+    call = Call(kernel, refs, tuple(scalars.items()), constants, parts.groups,
+                workgroup=tile.split.threads, face=params)  # fmt: skip
+    return Lowered((call,))
+
+
+def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
+    """The launches of `rope_cache_write` and `attention`; q lies between them."""
+    inner = attention_form(form)
+    q, count = inner.inputs[0], len(form.inputs)
+    write, attend = cache_form(form, q).lower(caps), inner.lower(caps)
+    outputs = count + 3
+    in_write = [
+        *range(count + 2),
+        outputs,
+        *range(outputs + 1, outputs + 1 + len(write.temporaries)),
+    ]
+    first = outputs + 1 + len(write.temporaries)
+    in_attend = [outputs, 0, 1, *(5 for _ in inner.attrs.masks), count + 2,
+                 *range(first, first + len(attend.temporaries))]  # fmt: skip
+    after = {4: 1} if "blocks" in inner.attrs.masks else {}  # blocks begin behind the start
+    calls = (*(_moved(c, in_write, {}) for c in write.calls),
+             *(_moved(c, in_attend, after) for c in attend.calls))  # fmt: skip
+    return Lowered(calls, (q, *write.temporaries, *attend.temporaries))
+
+
+def _moved(call: Call, to: list[int], offsets: dict[int, int]) -> Call:
+    """A launch of another op: its operand n is operand `to[n]`, from an element on."""
+    tensors = (Ref(to[r.index], r.spec, r.offset + offsets.get(r.index, 0)) for r in call.tensors)
+    return replace(call, tensors=tuple(tensors))
+
+
+CLUSTER: Variant[Form[RopeAttendAttrs], ClusterTile] = Variant(
+    "cluster", _cluster, _one_launch, _preferred
+)
+APART: Variant[Form[RopeAttendAttrs], bool] = Variant("apart", lambda form, caps: True, _both)
+
+
+def lower(form: Form[RopeAttendAttrs], caps: Caps) -> Lowered:
+    """The launches of the variant that is forced or chosen."""
+    variant = choose((CLUSTER, APART), form, caps, form.attrs.variant, "rope_attend")
+    return variant.lower(form, caps)

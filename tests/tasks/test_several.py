@@ -1,0 +1,212 @@
+"""Embedders on several devices: the same vectors in the same order, also where a device fails."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from centella.backends import opening
+from centella.errors import DeviceError, DeviceLostError, DTypeError, ShapeError, WeightsError
+from centella.tasks import several
+from centella.tasks.embed import Embedder
+from tests.support.model_common import DATA
+
+pytest.importorskip("tokenizers")
+TINY = DATA / "tiny-bert"
+TEXTS = [f"storm {'river ' * (i % 11)}{i}" for i in range(60)]
+
+
+def cpu() -> ct.Device:
+    """One of its own."""
+    return ct.device("cpu", memory_limit="2 GB")
+
+
+def two(*devices: Any) -> Embedder:
+    return ct.load(TINY, devices=devices or (cpu(), cpu()), task="embed")
+
+
+def met(model: Embedder, error: BaseException | None = None, after: int = 0) -> list[list[int]]:
+    """Make the first device wait until the last had a batch or failed; what each ran, by sizes.
+
+    Args:
+        error: what the last device fails with, from a batch on.
+    """
+    places = (model, *model.replicas)
+    go_on = threading.Event()
+    ran: list[list[int]] = [[] for _ in places]
+
+    def watch(place: Embedder, sizes: list[int], error: BaseException | None) -> None:
+        submit = place._submit
+
+        def submitted(ids: Any, *rest: Any) -> Any:
+            if place is places[0]:
+                assert go_on.wait(30)
+            elif error is None or len(sizes) >= after:
+                go_on.set()
+            if error is not None and len(sizes) >= after:
+                raise error
+            sizes.append(len(ids))
+            return submit(ids, *rest)
+
+        place._submit = submitted  # type: ignore[method-assign]
+
+    for place, sizes in zip(places, ran, strict=True):
+        watch(place, sizes, error if place is places[-1] else None)
+    return ran
+
+
+def test_batches_are_shared_and_rows_stay_in_order() -> None:
+    model = two()
+    ran = met(model)
+    told: list[tuple[int, int]] = []
+    threads: set[str] = set()
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+        threads.add(threading.current_thread().name)
+
+    with ct.ledger() as led:
+        vectors = model.encode(TEXTS, 4, progress=progress)
+    expected = ct.load(TINY, "cpu").encode(TEXTS, 4)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    assert led.submissions == 15  # of the threads, too
+    assert sum(map(len, ran)) == 15
+    assert min(map(len, ran)) > 0
+    assert told[-1] == (60, 60)
+    assert threads == {threading.current_thread().name}
+    np.testing.assert_array_equal(model.encode(TEXTS[:3]), ct.load(TINY, "cpu").encode(TEXTS[:3]))
+    assert repr(model).count("<centella.Device cpu>") == 2
+
+
+def test_a_cpu_and_webgpu(device: ct.Device) -> None:
+    model = two(cpu(), device)
+    vectors = model.encode(TEXTS[:20], 2)
+    np.testing.assert_allclose(vectors, ct.load(TINY, "cpu").encode(TEXTS[:20]), atol=1e-5)
+
+
+def test_a_device_that_fails_loses_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    model = two()
+    ran = met(model, DeviceLostError("cuda:1: fell off the bus"), 1)
+    vectors = model.encode(TEXTS, 4)
+    np.testing.assert_allclose(vectors, ct.load(TINY, "cpu").encode(TEXTS, 4), atol=1e-6)
+    assert [len(sizes) for sizes in ran] == [15, 1]  # what was in flight is run again
+    (said,) = caplog.messages
+    assert said.startswith("encode: cpu (1) failed, and its texts go to cpu: cuda:1: fell off")
+    assert caplog.records[0].levelname == "ERROR"
+
+
+def test_a_device_that_fails_last_gives_its_batches_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = two()
+    healthy_is_done = threading.Event()
+    work = several._Shared._work
+
+    def watched(self: Any, name: str, submit: Any) -> None:
+        work(self, name, submit)
+        if name == "cpu":
+            healthy_is_done.set()
+
+    def late(*_: Any) -> Any:
+        assert healthy_is_done.wait(30)  # no thread is there that could take its batch
+        raise DeviceLostError("gone")
+
+    monkeypatch.setattr(several._Shared, "_work", watched)
+    model.replicas[0]._submit = late  # type: ignore[method-assign]
+    vectors = model.encode(TEXTS, 4)
+    np.testing.assert_allclose(vectors, ct.load(TINY, "cpu").encode(TEXTS, 4), atol=1e-6)
+
+
+def test_every_device_fails() -> None:
+    model = two()
+
+    def gone(*_: Any) -> Any:
+        raise DeviceLostError("gone")
+
+    met(model, ct.OutOfMemoryError("full"))
+    met_submit = model._submit
+    model._submit = lambda *given: met_submit(*given) and gone()  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match="every device failed") as caught:
+        model.encode(TEXTS, 4)
+    assert "cpu: gone" in str(caught.value) and "cpu (1): full" in str(caught.value)
+
+
+def test_other_errors_are_raised_as_they_are() -> None:
+    model = two()
+    met(model, ValueError("of a caller"))
+    with pytest.raises(ValueError, match="of a caller"):
+        model.encode(TEXTS, 4)
+    with pytest.raises(DTypeError, match=r"texts\[59\]: expected str"):
+        model.encode([*TEXTS[:59], 3], 4)  # type: ignore[list-item]
+    model = ct.load(TINY, "cpu")
+
+    def stop(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    other = two()
+    with pytest.raises(KeyboardInterrupt):
+        other.encode(TEXTS, 4, progress=stop)
+    np.testing.assert_allclose(other.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+
+
+def test_settings_are_those_of_the_first() -> None:
+    model = two()
+    model.config = ct.load(TINY, "cpu").config.__class__(12, "cls")
+    alone = ct.load(TINY, "cpu")
+    alone.config = model.config
+    np.testing.assert_allclose(model.encode(TEXTS, 4), alone.encode(TEXTS, 4), atol=1e-6)
+    exact = model.encode(TEXTS, exact=True)
+    np.testing.assert_array_equal(exact, alone.encode(TEXTS, exact=True))
+
+
+def test_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CENTELLA_DEVICE", "cpu")
+    done: list[tuple[int, int]] = []
+    model = ct.load(TINY, devices="all", warm=True, progress=lambda *n: done.append(n))
+    assert (model.model.device.name, model.replicas) == ("cpu", ())
+    done.clear()
+    ct.load(TINY, devices=[cpu(), cpu()], progress=lambda *n: done.append(n))
+    assert done[-1][0] == done[-1][1]
+    assert [d for d, _ in done] == sorted(d for d, _ in done)
+
+
+def test_names_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adapter(driver: str, kind: str) -> Any:
+        return SimpleNamespace(info={"backend_type": driver, "adapter_type": kind})
+
+    here = [adapter("Vulkan", "DiscreteGPU")] * 2
+    here += [adapter("D3D12", "DiscreteGPU")] * 2 + [adapter("Vulkan", "CPU")]
+    module = SimpleNamespace(
+        device_count=lambda: 3, adapters=lambda: here,
+        is_software=lambda a: a.info["adapter_type"] == "CPU",
+    )  # fmt: skip
+    monkeypatch.setattr(opening, "import_module", lambda _: module)
+    assert opening.names_of("cuda") == ["cuda:0", "cuda:1", "cuda:2"]
+    assert opening.names_of("webgpu") == ["webgpu:0", "webgpu:1"]  # by the other driver, the same
+    here[:4] = []
+    assert opening.names_of("webgpu") == ["webgpu:0"]
+    assert opening.names_of("cpu") == ["cpu"]
+
+
+def test_what_is_refused() -> None:
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"devices": "every"}, ShapeError, "load: expected devices of all, got 'every'"),
+        ({"devices": []}, DeviceError, "devices: expected one or more, each once"),
+        ({"devices": ["cpu", "cpu"]}, DeviceError, "devices: expected one or more, each once"),
+        (
+            {"devices": ["cpu"], "device": "cpu"},
+            DeviceError,
+            "expected device or devices, got both",
+        ),
+    ]
+    for options, error, text in wrong:
+        with pytest.raises(error, match=text):
+            ct.load(TINY, **options)
+    decoder = DATA / "decoders" / "qwen3"
+    with pytest.raises(
+        WeightsError, match="devices: expected a model that embeds, got a Generator"
+    ):
+        ct.load(decoder, devices=[cpu(), cpu()])
