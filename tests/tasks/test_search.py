@@ -119,3 +119,26 @@ def test_values_beyond_the_range_of_the_dtype_are_refused(device: ct.Device) -> 
     vectors[4321, 2] = 65_504.0
     index = ct.Index(vectors, device=device, dtype="f16")
     assert index.search(np.array([0, 0, 1.0, 0]), 1).rows.tolist() == [[4321]]
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_queries_beyond_the_range_of_the_dtype(device: ct.Device, dtype: str) -> None:
+    """They are scaled by a power of 2, which changes no bit of a score."""
+    vectors = RNG.standard_normal((300, 8)).astype(np.float32)
+    index, asked = ct.Index(vectors, device=device, dtype=dtype), vectors[[7, 70]]
+    plain = index.search(asked, 3)
+    for scale in (2.0**20, 2.0**-30):
+        scaled = index.search(asked * np.float32(scale), 3)
+        np.testing.assert_array_equal(scaled.rows, plain.rows)
+        np.testing.assert_array_equal(scaled.scores, plain.scores * np.float32(scale))
+    assert (index.search(asked * 0, 3).scores == 0).all()
+
+
+def test_sizes_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ct.Index(np.ones((5, 8), np.float32), device="cpu")
+    assert index._most() == search.PART
+    monkeypatch.setattr(search, "LARGEST", 1 << 10)
+    assert index._most() == 32
+    monkeypatch.setattr(search, "LARGEST", 1)
+    assert index._most() == 1 and len(index) == 5

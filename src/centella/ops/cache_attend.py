@@ -47,8 +47,9 @@ def fits(dim: int, capacity: int, itemsize: int) -> bool:
 
 
 def _attend(
-    *, dim: int, team: Team, q: Any, k: Any, v: Any, starts: Any, y: Any, keys: Any, values: Any
-) -> None:
+    *, dim: int, early: bool, team: Team, q: Any, k: Any, v: Any, starts: Any, y: Any, keys: Any,
+    values: Any,
+) -> None:  # fmt: skip
     """A group has a head of a sequence."""
     me, per = lang.local_id(), keys.dtype.per_chunk
     heads, capacity = lang.parameter("heads", u32), lang.parameter("capacity", u32)
@@ -89,12 +90,13 @@ def _attend(
     for item in row.items():
         weights[me + item.index * THREADS] = weigh(item)
     lang.barrier()
-    _sum(dim, rows["vc"], value_pitch, length, weights, values, (_place("y", b, head), y), whole)
+    to = _place("y", b, head), y
+    _sum(dim, early, rows["vc"], value_pitch, length, weights, values, to, whole)
 
 
 def _sum(
-    dim: int, line: Any, pitch: Any, length: Any, weights: Any, values: Any, to: tuple[Any, Any],
-    whole: Any,
+    dim: int, early: bool, line: Any, pitch: Any, length: Any, weights: Any, values: Any,
+    to: tuple[Any, Any], whole: Any,
 ) -> None:  # fmt: skip
     """The weighed values, which teams add up for every so many keys, over their weights' sum."""
     me, per = lang.local_id(), values.dtype.per_chunk
@@ -114,6 +116,8 @@ def _sum(
                     total.set(lang.fma(weight, value, total))
         for e in range(0, per, 4):
             parts.store(team * dim + lane * per + e, [s.get() for s in sums[e : e + 4]])
+    if early:  # few groups, which leave most of a GPU free
+        lang.ptx.launch_dependents()
     lang.barrier()
     place, y = to
     word = y.dtype.per_word
@@ -216,7 +220,7 @@ def lower(form: Form[CacheAttendAttrs], caps: Caps) -> Lowered:
             Ref(0, flat(keys)), Ref(1, flat(values)))  # fmt: skip
     reads = {"q": 1, "k": 1, "v": 1, "starts": 1}
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
-    constants = (("dim", d), ("team", team))
+    constants = (("dim", d), ("early", caps.sm >= 90), ("team", team))
     return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, b * h, face=params),))
 
 

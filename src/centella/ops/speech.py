@@ -41,7 +41,7 @@ NEVER = -3.0e38  # the logit of a token that may not come
 LEAST = -3.4e38  # below it: the largest of no tokens
 NOTES = ("ended", "steps", "last time", "last was a time", "the one before was", "seed")
 ENDED, STEPS, LAST, WAS, BEFORE, SEED = range(len(NOTES))
-PART = 4096  # tokens of a group
+PART = 2048  # tokens of a group
 NONE = 0xFFFFFFFF
 
 

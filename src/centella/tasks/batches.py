@@ -40,7 +40,7 @@ IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 def by_length(lengths: Array, batch_size: int) -> list[Array]:
     """The texts of each batch, the longest first."""
-    order = np.argsort(-lengths, kind="stable")
+    order = (-lengths).argsort(kind="stable")
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
@@ -123,26 +123,29 @@ def batches_of(
         most: tokens of the longest text that there may be.
         room: tokens of a batch, where none is to be wider than a text of it needs alone; else 0.
     """
-    rest, texts, count = Tokens.of([]), np.zeros(0, np.int64), 0
+    waiting: list[tuple[Tokens, Array]] = []
+    count = 0
     for number, tokens in enumerate(ahead(parts), 1):
-        rest = Tokens.joined([rest, tokens])
-        texts = np.concatenate([texts, np.arange(count, count + len(tokens))])
+        waiting.append((tokens, np.arange(count, count + len(tokens))))
+        rest = Tokens.joined([each for each, _ in waiting])
+        texts = np.concatenate([numbers for _, numbers in waiting])
         count += len(tokens)
         if number == len(parts):
             break
-        waiting = []
+        few = [np.zeros(0, np.int64)]
         for columns, rows in widths(rest.lengths, most, bool(room)):
             size = rows_of(columns, room) if room else batch_size
             full = len(rows) // size * size
             for start in range(0, full, size):
                 some = rows[start : start + size]
                 yield Batch(rest, some, texts[some])
-            waiting.append(rows[full:])
-        left = np.concatenate([np.zeros(0, np.int64), *waiting])
-        rest, texts = rest.taken(left), texts[left]
-    lengths = rest.lengths
-    for some in by_columns(lengths, most, room) if room else by_length(lengths, batch_size):
-        yield Batch(rest, some, texts[some])
+            few.append(rows[full:])
+        left = np.concatenate(few)
+        waiting = [(rest.taken(left), texts[left])]
+    if count:
+        lengths = rest.lengths
+        for some in by_columns(lengths, most, room) if room else by_length(lengths, batch_size):
+            yield Batch(rest, some, texts[some])
 
 
 def ahead(calls: Sequence[Callable[[], T]]) -> Iterator[T]:

@@ -116,6 +116,8 @@ def means(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
 
     A text in several pieces has the mean of their vectors, each weighed by its tokens.
     """
+    if not pieces.weights:
+        return vectors
     owners = np.array(pieces.owners, np.int64)
     first = np.flatnonzero(np.diff(owners, prepend=-1))
     if len(first) == len(owners):
@@ -133,7 +135,7 @@ def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]
     """Those that have more tokens than were read."""
     cuts, first = [], 0
     for part in parts:
-        for i in np.flatnonzero(part.counts > part.lengths).tolist():
+        for i in (part.counts > part.lengths).nonzero()[0].tolist():
             cuts.append(Cut(owners[first + i], int(part.counts[i]), int(part.lengths[i])))
         first += len(part)
     return tuple(cuts)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 PART = 1 << 20  # rows of one tensor, at most
+LARGEST = 1 << 30  # bytes of one, at most: what the host converts and uploads at a time
 QUERIES = 64  # that are scored at once: 268 MB of scores of a part
 CAPTURES = 16
 
@@ -96,9 +97,11 @@ class Index:
         )
 
     def _most(self) -> int:
-        """Rows of a part: neither it nor the scores of its rows may be larger than a buffer."""
+        """Rows of a part: neither it nor the scores of its rows are larger than a buffer."""
         row = make_spec((2, self.shape[1]), self.dtype, 16).strides[0] * self.dtype.itemsize
-        return min(PART, self.device.caps.max_buffer // max(row, f32.itemsize * QUERIES))
+        most = self.device.caps.max_buffer
+        rows = min(PART, LARGEST // row, most // row, most // (f32.itemsize * QUERIES))
+        return max(1, rows)
 
     def _uploaded(self, vectors: Array | Tensor, rows: slice) -> Tensor:
         part = vectors[rows]

@@ -39,7 +39,7 @@ from centella.ops.matmul.thin import (
     together_of,
 )
 from centella.ops.operands import KERNEL
-from centella.ops.rows import fold
+from centella.ops.rows import Row, Team, fold
 from centella.specs import Caps
 
 HELD = 32  # elements of x that a thread keeps while it computes moments
@@ -87,9 +87,9 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[A
         held: steps of a row that a thread keeps; 0: it reads them again.
     """
     k, width, threads = inputs.k, inputs.source.dtype.per_chunk, tile.threads
-    group = replace(tile, lanes=threads)  # one team
-    slots = slots_of(group, shuffle)
-    scratch = lang.shared(f32, slots * tile.m)
+    group, slots = replace(tile, lanes=threads), threads
+    scratch: Any = None if shuffle else lang.shared(f32, slots * tile.m)
+    everyone = Row(Team(threads, threads, 0, 0, False, shuffle), 1, k, lang.const(1, u32))
     firsts = [inputs.source[start] for start in inputs.starts]
 
     def read(row: int, column: Any) -> tuple[list[Any], Any]:
@@ -111,11 +111,17 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[A
             for values, column in each(row):
                 parts = [lang.select(column + j < k, of(row, v), 0.0) for j, v in enumerate(values)]
                 sums[row].set(sums[row] + fold(parts, operator.add))
-        pitch = totals(scratch, [s.get() for s in sums], group, slots)
-        return [scratch[row * pitch] / lang.cast(k, f32) for row in range(tile.m)]
+        return [total / lang.cast(k, f32) for total in added([s.get() for s in sums])]
+
+    def added(values: list[Any]) -> list[Any]:
+        if shuffle:
+            return [everyone.across(v, "add") for v in values]
+        pitch = totals(scratch, values, group, slots)
+        return [scratch[row * pitch] for row in range(tile.m)]
 
     mean = means(lambda row, v: v - firsts[row])
-    lang.barrier()
+    if not shuffle:
+        lang.barrier()  # scratch is written anew
 
     def square(row: int, v: Any) -> Any:
         off = (v - firsts[row]) - mean[row]

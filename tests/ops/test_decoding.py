@@ -1,0 +1,142 @@
+"""Kernels of a decoder's step as CUDA has them, with shuffles, in the simulator and as PTX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from centella.dtypes import DType, dtype_of, f32, i32
+from centella.op import op
+from centella.op.form import Form
+from centella.simulator.run import simulate
+from centella.specs import Caps, make_spec
+from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
+from tests.support.lang_common import Tensor
+from tests.support.launched import laid_out, parameters, rounded, traced
+
+Array = np.ndarray[Any, Any]
+CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
+            subgroups=True, native_f16_pack=True, native_exp2=True, arch="sm_90a",
+            family="nvidia")  # fmt: skip
+TIMES = {"end": 5000, "zero": 6000, "no_timestamps": 5999, "latest": 6100}
+Given = list[tuple[Array, DType]]
+
+
+def formed(name: str, given: Given, **attrs: Any) -> Form[Any]:
+    """What an op is asked to do with these arrays."""
+    inputs = tuple(make_spec(a.shape, d, 16) for a, d in given)
+    declared = op.get(name)
+    outputs = declared.rule(inputs, declared.attrs(**attrs))
+    return declared.form(inputs, tuple(make_spec(s, d, 16) for s, d in outputs), attrs)
+
+
+def simulated(form: Form[Any], given: Given) -> list[Array]:
+    """The results of the launches for CUDA: States first, as the op has them."""
+    lowered = form.lower(CUDA)
+    specs = [*form.inputs, *form.outputs, *lowered.temporaries]
+    arrays: list[Array | None] = [a for a, _ in given]
+    arrays += [None] * (len(specs) - len(arrays))
+    words = [laid_out(a, s) for a, s in zip(arrays, specs, strict=True)]
+    for call in lowered.calls:
+        ir = traced(call)
+        assert ir.uses_subgroups
+        simulate(ir, [words[r.index] for r in call.tensors], parameters(call, ir), call.groups,
+                 subgroup=32)  # fmt: skip
+    mutated = form.op.mutates
+    at = [*mutated, *range(len(given) + len(mutated), len(given) + len(form.outputs))]
+    return [Tensor(words[i], specs[i].dtype, specs[i].shape, specs[i].strides, 0).numpy()
+            for i in at]  # fmt: skip
+
+
+def wanted(form: Form[Any], given: Given) -> list[Array]:
+    """The same by the formula, in float64."""
+    arrays = [rounded(a, d) if d.is_float else a.copy() for a, d in given]
+    result = form.op.reference(*arrays, **form.named)  # type: ignore[misc]  # it has one
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def check(name: str, given: Given, near: float, **attrs: Any) -> None:
+    """Compare all results."""
+    form = formed(name, given, **attrs)
+    pairs = zip(simulated(form, given), wanted(form, given), strict=True)
+    for got, right in pairs:
+        size = np.nanmax(np.abs(right))
+        np.testing.assert_allclose(got, right, rtol=near, atol=near * size)
+
+
+def layer_norm(rows: int, k: int, n: int, dtype: DType, seed: int = 0) -> Given:
+    """Operands of a product with a layer norm and an epilogue."""
+    rng = np.random.default_rng(seed)
+    shapes = (rows, k), (n, k), (k,), (k,), (n,), (rows, n)
+    arrays = [rng.standard_normal(s) for s in shapes]
+    arrays[0] = arrays[0] + 30
+    arrays[1] /= k**0.5
+    kinds = (dtype, dtype, f32, f32, f32, dtype)
+    return list(zip(arrays, kinds, strict=True))
+
+
+LAYER = {"extras": ("norm", "shift", "bias", "residual"), "gate": "", "eps": 1e-5, "alpha": 1.0,
+         "dtype": "f32", "kind": "layer", "activation": "gelu"}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("rows", "k"), [(1, 1280), (2, 384), (1, 531), (2, 67), (1, 9000)])
+def test_a_layer_norm_before_a_product(rows: int, k: int, dtype: str) -> None:
+    check("normed_linear", layer_norm(rows, k, 21, dtype_of(dtype)), 2e-5, **LAYER)
+
+
+def step(heads: int, capacity: int, dim: int, dtype: DType, starts: list[int]) -> Given:
+    """Operands of a step in a cache, whose content past the lengths is NaN."""
+    rng, b = np.random.default_rng(dim), len(starts)
+    caches = rng.standard_normal((2, b, heads, capacity, dim))
+    for row, start in enumerate(starts):
+        caches[:, row, :, start + 1 :] = np.nan
+    rows = rng.standard_normal((3, b, heads, 1, dim))
+    floats = [(a, dtype) for a in (*caches, *rows)]
+    return [*floats, (np.array(starts, np.int32), i32)]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("capacity", "dim"), [(448, 64), (7, 24), (300, 128), (1024, 8)])
+def test_a_step_in_a_short_cache(capacity: int, dim: int, dtype: str) -> None:
+    kind = dtype_of(dtype)
+    near = max(4 * kind.epsilon, 1e-5)
+    check("cache_attend", step(2, capacity, dim, kind, [capacity - 1, 3]), near, scale=dim**-0.5)
+
+
+def windows(batch: int, vocab: int) -> Given:
+    """Operands of a step of transcripts, in each state of a text."""
+    rng = np.random.default_rng(vocab)
+    before = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    row = np.arange(batch)
+    notes = np.stack([row == 5, row, 6000 + row, *before[row % 4].T, 40 + row], 1)
+    sums = np.stack([row, 0.5 + row % 2], 1).astype(np.float32)
+    levels = rng.choice(3, vocab, p=[0.8, 0.1, 0.1])
+    logits = 2 * rng.standard_normal((batch, vocab))
+    pairs = (notes, i32), (sums, f32), (row[:, None], i32), (logits, f32), (levels, i32)
+    return [(a.astype(np.float32 if d is f32 else np.int32), d) for a, d in pairs]
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("timed", [False, True])
+def test_the_rules_of_transcripts(timed: bool, random: bool) -> None:
+    check("speech_token", windows(6, 7501), 1e-5, **TIMES, timed=timed, random=random)
+
+
+@needs_ptxas
+def test_ptxas_accepts_whispers_step(tmp_path: Path) -> None:
+    """The kernels of large-v3's shapes; nothing is spilled."""
+    f16 = dtype_of("f16")
+    rows = {
+        "normed_linear": [formed("normed_linear", layer_norm(m, 1280, n, f16), **LAYER)
+                          for m in (1, 2) for n in (1280, 3840)],
+        "cache_attend": [formed("cache_attend", step(20, 448, 64, f16, [3]), scale=0.125)],
+        "speech_token": [formed("speech_token", windows(1, 51866), **TIMES, timed=True, random=r)
+                         for r in (False, True)],
+    }  # fmt: skip
+    for form in (form for forms in rows.values() for form in forms):
+        for call in form.lower(CUDA).calls:
+            assemble_clean(traced(call), "sm_90a", tmp_path)
