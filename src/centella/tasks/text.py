@@ -175,14 +175,14 @@ class Tokenizer:
 
     def _surrounded(self, texts: Sequence[str], before: list[int], after: list[int]) -> Tokens:
         """As `_whole`, by the library alone."""
-        ids, ends = array.array("i"), []
+        ids, ends = array.array("I"), []
         for encoding in self.native.encode_batch_fast(texts, add_special_tokens=False):
             ids.fromlist(before)
             ids.fromlist(encoding.ids)
             ids.fromlist(after)
             ends.append(len(ids))
         counts = np.diff(np.array(ends, np.int64), prepend=0)
-        return Tokens(np.frombuffer(ids, np.int32), np.cumsum(counts) - counts, counts, counts)
+        return Tokens(np.frombuffer(ids, np.uint32), np.cumsum(counts) - counts, counts, counts)
 
     def _processed(self, texts: Sequence[str], most: int) -> Tokens:
         """Ids of texts, cut, to which the library adds special ones."""
@@ -275,7 +275,7 @@ class Tokenizer:
         Raises:
             WeightsError: there is one, with its token.
         """
-        if tokens.ids.max(initial=-1) < vocab_size:
+        if tokens.ids.max(initial=0) < vocab_size:
             return
         most = max(
             (max(ids) for ids in tokens.lists() if ids), default=-1

@@ -16,7 +16,7 @@ class Tokens(Struct, frozen=True, eq=False):
     """The token ids of texts.
 
     Attributes:
-        ids: i32, those of one text after those of another.
+        ids: u32, those of one text after those of another.
         starts: of each text, where its ids begin.
         lengths: of each text, how many of its ids are read, special ones counted.
         counts: of each text, how many it has before it is cut, special ones counted.
@@ -31,7 +31,7 @@ class Tokens(Struct, frozen=True, eq=False):
     def of(cls, ids: Sequence[Sequence[int]]) -> Tokens:
         """Of lists of ids."""
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        flat = np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum()))
+        flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(lengths.sum()))
         return cls(flat, np.cumsum(lengths) - lengths, lengths, lengths)
 
     @classmethod
@@ -45,7 +45,7 @@ class Tokens(Struct, frozen=True, eq=False):
         ]
         empty = np.zeros(0, np.int64)
         return cls(
-            np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)]),
+            np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)]),
             np.concatenate([empty, *starts]),
             np.concatenate([empty, *(part.lengths for part in parts)]),
             np.concatenate([empty, *(part.counts for part in parts)]),
@@ -90,7 +90,7 @@ class Tokens(Struct, frozen=True, eq=False):
         else:
             kept, at = after, most - len(after)
         places = starts[long][:, None] + at + np.arange(len(kept))
-        self.ids[places] = np.array(kept, np.int32)
+        self.ids[places] = np.array(kept, np.uint32)
         return Tokens(self.ids, starts, np.minimum(self.counts, most), self.counts)
 
     def grid(self, rows: Array, shape: tuple[int, int], fill: int) -> tuple[Array, Array]:

@@ -86,7 +86,7 @@ class Words:
     ) -> None:  # fmt: skip
         self._native = native
         self._before, self._after = len(before), len(after)
-        self._mark = np.array([*after, *before], np.int32)
+        self._mark = np.array([*after, *before], np.uint32)
         self._between, self._between_id = between, between_id
         self._memory = _Memory(self._mark)
         self._lock = lock_of(self)
@@ -151,10 +151,10 @@ class Words:
         new = memory.unknown()
         between = f" {self._between} "
         runs = [between.join((*new[i : i + TOGETHER], "")) for i in range(0, len(new), TOGETHER)]
-        ids = array.array("i")
+        ids = array.array("I")
         for encoding in self._native.encode_batch_fast(runs, add_special_tokens=False):
             ids.fromlist(encoding.ids)
-        flat = np.frombuffer(ids, np.int32)
+        flat = np.frombuffer(ids, np.uint32)
         ends = np.flatnonzero(flat == self._between_id)
         sizes = np.diff(ends, prepend=-1) - 1
         memory.add(flat[flat != self._between_id], sizes, sum(map(len, runs)))
