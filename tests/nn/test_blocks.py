@@ -10,6 +10,7 @@ import pytest
 
 import centella as ct
 from centella import nn
+from centella.tensors.functional.products import SERIAL
 
 DATA = Path(__file__).parents[1] / "data"
 WIDTH, HEADS, INNER = 24, 3, 40
