@@ -118,7 +118,7 @@ class Timed:
     kept: Any = None
 
 
-Attend = Callable[[Any, Any, Any], ct.Tensor]
+Attend = Callable[..., ct.Tensor]  # of q, k, v and scales of rows of i8
 
 
 def ours(

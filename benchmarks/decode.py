@@ -5,9 +5,9 @@ cache, replays of a captured plan, PyTorch's SDPA in a CUDA graph beside. Then o
 length: captured with room for 32 768 keys, its time at each length beside that of a plan captured
 for it. A sweep gives the kernel on tensor cores each tile in place of the shipped one.
 
-`--cache f,i8` has rows of i8 beside those of 16 bits; the sweep has them instead. Their rates are in
-bytes of 16 bits, too, so that rates compare as times do, and they are checked against what the rows
-stand for.
+`--cache f,i8` has rows of i8 beside those of 16 bits; the sweep has them instead. Their rates are
+in bytes of 16 bits, too, so that rates compare as times do, and they are checked against what the
+rows stand for.
 """
 
 from __future__ import annotations
