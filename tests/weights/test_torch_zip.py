@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import centella as ct
 from centella import dtypes
 from centella.errors import WeightsError
+from centella.weights import open_checkpoint
 from centella.weights.torch_zip import read_torch
 
 HEADS = Path(__file__).parents[1] / "data" / "heads"
@@ -55,6 +59,29 @@ def write(file: Path, changed: dict[str, bytes], compressed: bool = False) -> Pa
             if data:
                 archive.writestr(name, data)
     return file
+
+
+def test_weights_of_a_folder(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tokenizers")
+    tiny = HEADS.parent / "tiny-bert"
+    shutil.copytree(tiny, tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").unlink()
+    tensors = {n: torch.from_numpy(t.array) for n, t in open_checkpoint(tiny).items()}
+    torch.save(tensors, tmp_path / "m" / "pytorch_model.bin")
+    expected = ct.load(tiny, "cpu").encode("one storm")
+    np.testing.assert_array_equal(ct.load(tmp_path / "m", "cpu").encode("one storm"), expected)
+    (tmp_path / "m" / "pytorch_model.bin").unlink()
+    names = [list(tensors)[::2], list(tensors)[1::2]]
+    shards = {name: f"pytorch_model-{i}.bin" for i, some in enumerate(names) for name in some}
+    for some in names:
+        torch.save({name: tensors[name] for name in some}, tmp_path / "m" / shards[some[0]])
+    index = tmp_path / "m" / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    np.testing.assert_array_equal(ct.load(tmp_path / "m", "cpu").encode("one storm"), expected)
+    (tmp_path / "m" / shards["embeddings.word_embeddings.weight"]).write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"expected a zip file of torch\.save"):
+        ct.load(tmp_path / "m", "cpu")
 
 
 class Evil:
@@ -111,6 +138,9 @@ def test_what_is_malformed(tmp_path: Path) -> None:
         read_torch(write(tmp_path / "x.pt", {}, compressed=True))
     (tmp_path / "y.pt").write_bytes(b"\x80\x02}q\x00.")  # as torch wrote before 1.6
     with pytest.raises(WeightsError, match=r"expected a zip file of torch\.save"):
+        read_torch(tmp_path / "y.pt")
+    (tmp_path / "y.pt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
+    with pytest.raises(WeightsError, match="the pointer that Git LFS keeps"):
         read_torch(tmp_path / "y.pt")
     with pytest.raises(WeightsError, match="got nothing at that path"):
         read_torch(tmp_path / "z.pt")

@@ -25,8 +25,8 @@ from msgspec import Struct
 
 from centella.errors import WeightsError
 from centella.weights.contents import Contents
-from centella.weights.model_files import MAX_JSON, is_file, kind, show
-from centella.weights.safetensors import DTYPES, StoredTensor
+from centella.weights.model_files import MAX_JSON, check_pointer, is_file, kind, show
+from centella.weights.safetensors import DTYPES, POINTER_BYTES, StoredTensor
 
 LIST = "/data.pkl"
 LARGEST = 2**63
@@ -85,6 +85,7 @@ def read_torch(path: Path) -> dict[str, StoredTensor]:
     if not is_file(path):
         raise WeightsError(f"{path}: expected a file of torch.save, got {kind(path)}")
     contents = Contents(path)
+    check_pointer(path, contents.read(0, min(POINTER_BYTES, contents.size)).tobytes())
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {info.filename: info for info in archive.infolist()}
