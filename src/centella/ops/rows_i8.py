@@ -49,16 +49,16 @@ def numbers_of(values: list[Any], top: Any) -> list[Any]:
     """The numbers of a row's elements, by its largest magnitude."""
     usable = (top >= LEAST) & (top <= FINITE)
     whole = lang.select(usable, top, 1.0) / 128
-    found = [lang.floor(value * (MOST / 128) / whole + 0.5) for value in values]
-    return [lang.cast(lang.select(usable, number, 0.0), i32) for number in found]
+    rounded = [lang.floor(value * (MOST / 128) / whole + 0.5) for value in values]
+    return [lang.cast(lang.select(usable, number, 0.0), i32) for number in rounded]
 
 
-def store_words(target: Any, place: Any, column: Any, values: list[Any], dim: Any) -> None:
+def store_words(target: Any, start: Any, column: Any, values: list[Any], dim: Any) -> None:
     """Store neighbours of a row from a column on in whole words, those that begin within it."""
     per = target.dtype.per_word
     for first in range(0, len(values), per):
         with lang.if_(column + first < dim):
-            target.store(place + column + first, values[first : first + per])
+            target.store(start + column + first, values[first : first + per])
 
 
 # -- the NumPy formulas ---------------------------------------------------------------------------
