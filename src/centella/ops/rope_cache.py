@@ -98,7 +98,8 @@ def _run(
         head, b = rest % (heads + kv_heads * 2), rest // (heads + kv_heads * 2)
         first = starts[b] if starts.rank == 1 else starts[b, 0]
         position = lang.bitcast(first, u32) + i
-        lanes = [column] + [lang.minimum(column + e, dim - 1) for e in range(1, width)]
+        lanes = [lang.minimum(column + e, dim - 1) for e in range(width)]
+        lanes = [column, *lanes[1:]] if turn.chunk else lanes
         place = offset_of([b, head, i], "x")
         turns = head < heads + kv_heads
         with lang.if_(turns):
@@ -224,7 +225,12 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
     rows, width = batch * all_heads * tokens, width_of(y, layout["chunk"])
-    call = rows_call(kernel, refs, rows, dim, width, scalars, tuple(layout.items()), params)
+    # What pads a row is written as well: attention loads chunks.
+    pitches = {s.strides[-2] for s in (keys, values, y)}
+    across = max(pitches) if len(pitches) == 1 and max(pitches) - dim < y.dtype.per_chunk else dim
+    call = rows_call(
+        kernel, refs, rows, max(across, dim), width, scalars, tuple(layout.items()), params
+    )
     return Lowered((call,))
 
 
