@@ -118,7 +118,7 @@ class Timed:
     kept: Any = None
 
 
-Attend = Callable[[Any, Any, Any], ct.Tensor]
+Attend = Callable[..., ct.Tensor]  # of q, k, v and scales of rows of i8
 
 
 def ours(
@@ -256,4 +256,4 @@ def attention_sweep(args: argparse.Namespace) -> Iterator[Row]:
 
 def forced(attrs: dict[str, Any]) -> Attend:
     """`attention` with these attributes, heads first."""
-    return lambda q, k, v: apply("attention", q, k, v, **attrs).permute(0, 2, 1, 3)
+    return lambda *tensors: apply("attention", *tensors, **attrs).permute(0, 2, 1, 3)

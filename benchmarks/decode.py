@@ -4,6 +4,10 @@ As in `attention`: checked against float64, operands rotated through more than f
 cache, replays of a captured plan, PyTorch's SDPA in a CUDA graph beside. Then one plan for every
 length: captured with room for 32 768 keys, its time at each length beside that of a plan captured
 for it. A sweep gives the kernel on tensor cores each tile in place of the shipped one.
+
+`--cache f,i8` has rows of i8 beside those of 16 bits; the sweep has them instead. Their rates are
+in bytes of 16 bits, too, so that rates compare as times do, and they are checked against what the
+rows stand for.
 """
 
 from __future__ import annotations
@@ -13,16 +17,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from attention import Shape, Timed, error_of, forced, operands, ours, resident, sdpa, timed
+from attention import (
+    Operands,
+    Shape,
+    Timed,
+    error_of,
+    forced,
+    operands,
+    ours,
+    resident,
+    sdpa,
+    timed,
+)
 from gemv import round_of
 from measure import Row, alternate, cost, forcing, of_launch, torch_or_none
 
 import centella as ct
-from centella.dtypes import DType, dtype_of
+from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.op import op
 from centella.ops.attention import choice
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.split_warp import SplitTile
+from centella.ops.rows_i8 import decode as decode_rows
+from centella.ops.rows_i8 import encode
 from centella.specs import make_spec
 
 SHAPES = (
@@ -63,6 +80,26 @@ def attend(q: Any, k: Any, v: Any) -> ct.Tensor:
     return ct.attention(q, k, v)
 
 
+def attend_i8(q: Any, k: Any, v: Any, scales: Any) -> ct.Tensor:
+    """The same over rows of i8."""
+    return ct.attention(q, k, v, scales=scales)
+
+
+def in_i8(
+    device: ct.Device, sets: Operands, dtype: DType
+) -> tuple[Operands, list[tuple[ct.Tensor, ...]]]:
+    """The sets with what rows of i8 stand for, and these rows on a device."""
+    stand_for, tensors = [], []
+    for q, *rows in sets:
+        pairs = [encode(widen(x, dtype)) for x in rows]
+        k, v = (narrow(decode_rows(numbers, scale), dtype) for numbers, scale in pairs)
+        stand_for.append((q, k, v))
+        stored = [ct.asarray(numbers, "i8", device) for numbers, _ in pairs]
+        scales = np.stack([scale for _, scale in pairs], -1)
+        tensors.append((ct.asarray(q, dtype, device), *stored, ct.asarray(scales, device=device)))
+    return stand_for, tensors
+
+
 def decode(args: argparse.Namespace) -> Iterator[Row]:
     """A decoding step as shipped on each device, PyTorch beside; then one plan for every length."""
     torch = torch_or_none()
@@ -76,6 +113,11 @@ def decode(args: argparse.Namespace) -> Iterator[Row]:
                 contestants[name] = ours(
                     device, shape, sets, dtype, resident(device, sets, dtype), attend
                 )
+                if "i8" in args.cache.split(","):
+                    stand_for, rows = in_i8(device, sets, dtype)
+                    contestants[f"{name}, rows of i8"] = ours(
+                        device, shape, stand_for, dtype, rows, attend_i8
+                    )
                 if device.caps.target != "numpy":
                     kernels[name] = kernels_of(device, shape, dtype)
             if torch is not None:
@@ -131,10 +173,13 @@ def decode_sweep(args: argparse.Namespace) -> Iterator[Row]:
     for shape in SMALL if args.small else SHAPES:
         for dtype in map(dtype_of, (args.dtypes or "f16").split(",")):
             sets = operands(shape, dtype)
-            tensors = resident(device, sets, dtype)
+            tensors, in_rows = resident(device, sets, dtype), "i8" in args.cache.split(",")
+            if in_rows:
+                sets, tensors = in_i8(device, sets, dtype)
             contestants: dict[str, Timed] = {}
             for tile in TILES:
-                attrs = {"masks": (), "causal": False, "scale": shape.dim**-0.5,
+                masks = ("scales",) if in_rows else ()
+                attrs = {"masks": masks, "causal": False, "scale": shape.dim**-0.5,
                          "variant": title(tile)}  # fmt: skip
                 with forcing(choice, SPLIT_MMA, title(tile), lambda form, caps, t=tile: t):
                     contestants[title(tile)] = ours(

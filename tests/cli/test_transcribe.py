@@ -58,7 +58,12 @@ def test_formats(talk: Path, tmp_path: Path, kind: str) -> None:
     call(*ON, talk, "--format", kind, "--output", tmp_path / "made")
     (path,) = (tmp_path / "made").iterdir()
     assert path.name == f"talk.{'txt' if kind == 'text' else kind}"
-    assert path.read_text(encoding="utf-8") == "".join(format_transcript(made, kind))
+    text, expected = path.read_text(encoding="utf-8"), "".join(format_transcript(made, kind))
+    if kind == "json":
+        about = {"file": str(talk), "language": "en", "duration": 2.0}
+        assert json.loads(text) == {**about, **json.loads(expected)}
+    else:
+        assert text == expected
     if kind == "srt":
         result = call(*ON, talk, "--format", kind, "--timestamps", "word")
         words = model.transcribe(talk, vad="off", timestamps="word").words
@@ -69,7 +74,8 @@ def test_standard_input(talk: Path) -> None:
     """A WAV, and raw samples, say what the file says."""
     data = talk.read_bytes()
     made = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, vad="off")
-    wanted = json.loads("".join(format_transcript(made.segments, "json")))
+    wanted = {"file": "-", "language": made.language, "duration": 2.0}
+    wanted |= json.loads("".join(format_transcript(made.segments, "json")))
     piped = call(*ON, "-", "--format", "json", stdin=data)
     assert json.loads(piped.stdout) == wanted
     raw = call(*ON, "-", "--raw", "int16", "--format", "json", stdin=data[44:])
@@ -85,16 +91,16 @@ def write_wav(path: Path, samples: bytes) -> Path:
 
 
 def test_several_files_as_json_are_one_document(talk: Path, tmp_path: Path) -> None:
-    """Each file has an object, one that fails its error; of one file it is the transcript alone."""
-    whole = call(*ON, talk, "--format", "json")
-    assert set(json.loads(whole.stdout)) == {"segments", "text"}
+    """Each file has an object, one that fails its error; of one file it is the object alone."""
+    whole = json.loads(call(*ON, talk, "--format", "json").stdout)
+    assert list(whole) == ["file", "language", "duration", "segments", "text"]
     odd = write_wav(tmp_path / 'a "b".wav', talk.read_bytes()[44:])
     none = tmp_path / "none.wav"
     result = call(*ON, odd, none, talk, "--format", "json")
     assert result.exit_code == 1
     first, second, third = json.loads(result.stdout)["files"]
-    assert first == {"file": str(odd), **json.loads(whole.stdout)}
-    assert third == {"file": str(talk), **json.loads(whole.stdout)}
+    assert first == {**whole, "file": str(odd)}
+    assert third == whole
     assert second["file"] == str(none)
     assert second["error"].startswith(f"{none}: expected audio, the file cannot be read")
 

@@ -71,6 +71,7 @@ LATE: dict[tuple[str, str], str] = {
         "tasks",
         "weights",
     ): "files of torch.save need zipfile and pickletools, and few models have one",
+    ("weights", "weights"): "as tasks",
     ("weights", "huggingface_hub"): "extra `models`",
     ("weights", "pyarrow"): "extra `arrow`",
     ("weights", "difflib"): "only a name that is wrong is compared with others",

@@ -20,6 +20,7 @@ import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
 from centella.tasks import embed
+from centella.tasks.batches import columns_of
 from centella.tasks.embed import Embedder, EmbedderConfig
 from centella.tasks.embeddings import Cut
 from centella.tasks.load import load
@@ -279,7 +280,8 @@ def test_a_batch_is_a_replay_once_its_size_was_met(tiny: Embedder) -> None:
     if tiny.model.device.pool.mode != "exact":
         led.expect(allocations=0)
     ids = tiny._tokenize(list(other)).lists()
-    padded = np.full((8, 16), tiny.tokenizer.pad_id or 0, np.int32)
+    columns = columns_of(max(map(len, ids)), 32)
+    padded = np.full((8, columns), tiny.tokenizer.pad_id or 0, np.int32)
     for row, tokens in enumerate(ids):
         padded[row, : len(tokens)] = tokens
     device = tiny.model.device

@@ -19,7 +19,7 @@ from centella.cli import loading, output
 from centella.ledger.call_sites import NOWHERE
 from centella.runtime import recorder, storage
 from centella.specs import make_spec
-from centella.weights.safetensors import INDEX
+from centella.weights.checkpoint import INDEX
 from tests.support.devices import name_of
 from tests.support.fake_cuda import FakeCuda, installed
 from tests.support.load_peak import SMALL, measure_alone, write_model

@@ -287,6 +287,20 @@ def test_a_repository_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "*.safetensors" in options["allow_patterns"]
 
 
+def test_a_repository_without_safetensors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def download(repository: str, **options: Any) -> str:
+        asked.append(options["allow_patterns"])
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub(download))
+    with pytest.raises(WeightsError, match="expected a model's config"):
+        load("owner/name", device="cpu")
+    assert "*.safetensors" in asked[0]
+    assert asked[1:] == [["pytorch_model*.bin"]]
+
+
 def test_a_repository_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(repository: str, **options: Any) -> str:
         raise OSError("no network")

@@ -364,9 +364,9 @@ def test_ten_minutes_of_mp3(ten_minutes: Path, batch: int) -> None:
     try:
         for until in (300.0, 600.0):
             tracemalloc.reset_peak()
-            while (found := next(running, None)) is not None:
-                segments.append(found)
-                if found.end > until:
+            while (segment := next(running, None)) is not None:
+                segments.append(segment)
+                if segment.end > until:
                     break
             peaks.append(tracemalloc.get_traced_memory()[1])
     finally:

@@ -257,10 +257,10 @@ def test_a_failed_note_runs_nothing(device: ct.Device, how: str) -> None:
             fn(np.ones((1, 2, 1, 4), np.float32))
         led.expect(submissions=0, uploads=0, downloads=0)
     assert cache.lengths == (3,)
-    assert np.array_equal(cache._layers[0][0].numpy()[0, 0, :, 0], [0, 1, 2])
+    assert np.array_equal(cache.states()[0].numpy()[0, 0, :, 0], [0, 1, 2])
     cache.truncate(1)
     fn(np.full((1, 2, 1, 4), 9, np.float32))
-    assert np.array_equal(cache._layers[0][0].numpy()[0, 0, :2, 0], [0, 9])
+    assert np.array_equal(cache.states()[0].numpy()[0, 0, :2, 0], [0, 9])
 
 
 def test_mistakes(device: ct.Device) -> None:

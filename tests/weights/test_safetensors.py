@@ -183,13 +183,13 @@ def test_shorter_than_the_header_length(tmp_path: Path, size: int) -> None:
 def test_missing(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="an empty folder"):
         open_checkpoint(tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(WeightsError, match=r"got pytorch_model\.bin"):
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(WeightsError, match=r"got model\.onnx"):
         open_checkpoint(tmp_path)
     with pytest.raises(WeightsError, match="expected a model folder, got nothing"):
         open_checkpoint(tmp_path / "nowhere")
     with pytest.raises(WeightsError, match="expected a model folder, got a file"):
-        open_checkpoint(tmp_path / "pytorch_model.bin")
+        open_checkpoint(tmp_path / "model.onnx")
     with pytest.raises(WeightsError, match="got nothing at that path"):
         read_file(tmp_path / "nothing.safetensors")
     with pytest.raises(WeightsError, match="got a folder"):

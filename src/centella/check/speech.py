@@ -51,7 +51,7 @@ def sound_of(task: Transcriber, audio: str | PathLike[str] | None) -> Sound:
         AudioError: no audio; names the file.
     """
     config, v = task.model.config, task.config.vocabulary
-    with open_audio(_made(config.frames) if audio is None else audio) as stream:
+    with open_audio(_synthetic(config.frames) if audio is None else audio) as stream:
         _, samples = next(windows(stream, config.frames * HOP))
     prompt = [v.start]
     if v.languages:
@@ -63,7 +63,7 @@ def sound_of(task: Transcriber, audio: str | PathLike[str] | None) -> Sound:
     return Sound(samples, prompt, min(STEPS, config.max_target_positions - len(prompt)), v.end)
 
 
-def _made(frames: int) -> Array:
+def _synthetic(frames: int) -> Array:
     """A tone that glides, comes and goes, above noise; f32 [n]."""
     t = np.arange(frames * HOP) / RATE
     noise = np.random.default_rng(0).standard_normal(t.size) * 0.02

@@ -27,6 +27,7 @@ from centella.ledger.counts import ledger
 from centella.tasks.load import load
 from centella.tasks.speech_options import Options
 from centella.tasks.transcribe import Transcriber
+from centella.tasks.transcription import Transcription
 
 
 class Times(StrEnum):
@@ -215,15 +216,21 @@ def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
         open_audio(file, rate=how.rate, dtype=raw) as stream,
         progress("transcribed {:.0f} of {:.0f} s", bar) as tell,
     ):
-        segments = transcriber.stream(stream, progress=tell, **how.options)
-        heard = _Counted(segments)
+        running = transcriber.stream(stream, progress=tell, **how.options)
+        heard = _Counted(running)
+        if how.format == "json":
+            parts = _as_object(file, running, heard, how)
+        elif how.format == "text" and how.options["timestamps"] != "none" and how.output is None:
+            parts = _lines(heard)
+        else:
+            parts = _written(heard, how)
         if how.output is None:
-            for part in _parts(heard, file, how):
+            for part in parts:
                 piece(part)
         else:
-            _save(_written(heard, how), _path(Path(how.output), file, how.format))
-    seconds, took = segments.duration, time.monotonic() - began
-    language = f", {segments.language}" if segments.language else ""
+            _save(parts, _path(Path(how.output), file, how.format))
+    seconds, took = running.duration, time.monotonic() - began
+    language = f", {running.language}" if running.language else ""
     nothing = "" if heard.count else "; no speech was found"
     err(f"{_called(file)}: {seconds:.1f} s{language} in {took:.1f} s, "
         f"{seconds / max(took, 1e-9):.1f} x real time{nothing}")  # fmt: skip
@@ -247,17 +254,14 @@ def _written(segments: Iterator[Segment], how: How) -> Iterator[str]:
     return FORMATS[how.format](by_word(segments) if by_words else segments)
 
 
-def _parts(segments: Iterator[Segment], file: str, how: How) -> Iterator[str]:
-    """What goes to standard output: JSON in one part, so that a file that fails leaves no half."""
-    if how.format == "text" and how.options["timestamps"] != "none":
-        yield from _lines(segments)
-    elif how.format != "json":
-        yield from _written(segments, how)
-    elif how.several:
-        transcript = "".join(_written(segments, how)).strip()
-        yield f'{{"file":{json.dumps(file)},{transcript.removeprefix("{")}'
-    else:
-        yield "".join(_written(segments, how))
+def _as_object(
+    file: str, running: Transcription, segments: Iterator[Segment], how: How
+) -> Iterator[str]:
+    """A transcript as JSON, in one part: a file that fails leaves no half of it."""
+    transcript = "".join(FORMATS["json"](segments)).strip()
+    about = {"file": file, "language": running.language, "duration": round(running.duration, 3)}
+    end = "" if how.several else "\n"  # of several files the document has it
+    yield f"{json.dumps(about)[:-1]}, {transcript.removeprefix('{')}{end}"
 
 
 def _lines(segments: Iterable[Segment]) -> Iterator[str]:

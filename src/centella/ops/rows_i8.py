@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.dtypes import Array, f32, i32
+from centella.dtypes import Array, f32, i32, u32
 from centella.ops.rows import Row
 
 MOST = 127
@@ -25,6 +25,7 @@ LEAST = 2.0**-100  # the largest element of a row that is not zeros
 FINITE = 3.4028235e38
 PLANE = 2  # scales of a key and its value
 WORD = 4  # numbers that are stored together
+HIGH = 0xFFFFFF80  # of the bits of an f32: 17 of its significand
 
 
 # -- in a kernel ----------------------------------------------------------------------------------
@@ -48,17 +49,28 @@ def scale_of(top: Any) -> Any:
 def numbers_of(values: list[Any], top: Any) -> list[Any]:
     """The numbers of a row's elements, by its largest magnitude."""
     usable = (top >= LEAST) & (top <= FINITE)
-    whole = lang.select(usable, top, 1.0) / 128
-    found = [lang.floor(value * (MOST / 128) / whole + 0.5) for value in values]
-    return [lang.cast(lang.select(usable, number, 0.0), i32) for number in found]
+    whole = lang.select(usable, top, 1.0) * (1 / 128)
+    high = lang.bitcast(lang.bitcast(whole, u32) & HIGH, f32)
+    low = whole - high
+
+    def number_of(value: Any) -> Any:
+        """Not every target divides exactly, and of bf16 many quotients end in a half."""
+        scaled = value * (MOST / 128)
+        near = lang.floor(scaled / whole + 0.5)
+        left = (scaled - near * high) - near * low  # exact: a number has 7 bits, `high` has 17
+        more = lang.select(left >= whole * 0.5, 1.0, 0.0)
+        less = lang.select(left < whole * -0.5, 1.0, 0.0)
+        return near + more - less
+
+    return [lang.cast(lang.select(usable, number_of(value), 0.0), i32) for value in values]
 
 
-def store_words(target: Any, place: Any, column: Any, values: list[Any], dim: Any) -> None:
+def store_words(target: Any, start: Any, column: Any, values: list[Any], dim: Any) -> None:
     """Store neighbours of a row from a column on in whole words, those that begin within it."""
     per = target.dtype.per_word
     for first in range(0, len(values), per):
         with lang.if_(column + first < dim):
-            target.store(place + column + first, values[first : first + per])
+            target.store(start + column + first, values[first : first + per])
 
 
 # -- the NumPy formulas ---------------------------------------------------------------------------

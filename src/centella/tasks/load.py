@@ -188,8 +188,9 @@ def load(
     """The model of a folder, ready to use.
 
     Args:
-        path: a folder with config.json, model.safetensors and tokenizer.json (without the last,
-            the model takes ids, and `encode` of texts raises); or a repository of huggingface.co
+        path: a folder with config.json, model.safetensors (else pytorch_model.bin, of which nothing
+            is run) and tokenizer.json (without the last, the model takes ids, and `encode` of texts
+            raises); or a repository of huggingface.co
             ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once, unless the first
             part of its name is a folder here; or "minilm": the all-MiniLM-L6-v2 of an installed
             package; or a .gguf file of a decoder or a BERT. A decoder in it is an `Embedder` where

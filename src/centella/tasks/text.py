@@ -44,10 +44,11 @@ class Encoded(Struct, frozen=True):
 
 
 class Tokenizer:
-    """The tokenizer of a model folder. It has no state that encoding changes: threads share it.
+    """The tokenizer of a model folder. Threads share it: what it remembers changes no result.
 
     Attributes:
-        native: the `tokenizers.Tokenizer`; its own truncation and padding are off.
+        native: the `tokenizers.Tokenizer`; its own truncation and padding are off. To be changed
+            before the first text is encoded, since ids of words are remembered.
         pad_id: id of the padding token, None where the folder names none.
         num_special: special tokens that a text gets.
         origin: the file that it is from, for errors.

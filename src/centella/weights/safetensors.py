@@ -14,7 +14,6 @@ Source: the format section of https://github.com/huggingface/safetensors (README
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,25 +25,18 @@ from centella.dtypes import Array, DType, bf16, bool_, f16, f32, i8, i32, u8, u3
 from centella.errors import WeightsError
 from centella.weights.contents import Contents
 from centella.weights.model_files import (
-    MAX_JSON,
     MAX_VALUES,
     check_pointer,
-    inside,
     is_file,
     kind,
     parse_json,
-    read_bytes,
     show,
 )
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-
 _PREFIX = 8  # bytes of the header length
-_POINTER_BYTES = 64  # that tell what Git LFS leaves in a file's place
-_MAX_HEADER = 100_000_000  # bytes: the reference reader's limit
+POINTER_BYTES = 64  # that tell what Git LFS leaves in a file's place
+MAX_HEADER = 100_000_000  # bytes: the reference reader's limit
 _MAX_RANK = 64  # NumPy's
-_LISTED = 20  # names that an error shows
 
 # Name in the file -> storage type (None: no device stores it), NumPy type of the bytes.
 DTYPES: dict[str, tuple[DType | None, np.dtype[Any]]] = {
@@ -114,66 +106,6 @@ class StoredTensor(Struct, frozen=True, eq=False):
         self._contents.read_into(begin, out.reshape(-1).view(np.uint8))
 
 
-class Checkpoint(Mapping[str, StoredTensor]):
-    """The tensors of a model folder by name, in file order.
-
-    Attributes:
-        folder: the model folder.
-        files: the files that hold the tensors.
-    """
-
-    def __init__(self, folder: Path, tensors: dict[str, StoredTensor]) -> None:
-        self.folder = folder
-        self.files: tuple[Path, ...] = tuple(dict.fromkeys(t.file for t in tensors.values()))
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __repr__(self) -> str:
-        return (
-            f"Checkpoint({str(self.folder)!r}, tensors={len(self)}, "
-            f"files={len(self.files)}, nbytes={self.nbytes})"
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.nbytes for t in self._tensors.values())
-
-
-def open_checkpoint(folder: str | PathLike[str]) -> Checkpoint:
-    """Open the weights of a model folder; reads only the headers of the files.
-
-    Args:
-        folder: holds `model.safetensors`, or `model.safetensors.index.json` and its shards.
-            With both, the single file is taken. The index says which file a tensor comes from;
-            a tensor of a shard that the index does not list is left out.
-
-    Returns:
-        The tensors by name.
-
-    Raises:
-        WeightsError: no such file, or a malformed one; names file, tensor, expected, got.
-
-    Source: the safetensors format; the index as transformers' `save_pretrained` writes it.
-    """
-    root = Path(folder)
-    if kind(root) != "a folder":
-        raise WeightsError(f"{root}: expected a model folder, got {kind(root)}")
-    if is_file(root / SINGLE):
-        return Checkpoint(root, read_file(root / SINGLE))
-    if is_file(root / INDEX):
-        return Checkpoint(root, _read_shards(root))
-    raise WeightsError(f"{root}: expected {SINGLE} or {INDEX}, got {_content(root)}")
-
-
 def read_file(path: str | PathLike[str]) -> dict[str, StoredTensor]:
     """Open one safetensors file; reads only its header.
 
@@ -189,7 +121,7 @@ def read_file(path: str | PathLike[str]) -> dict[str, StoredTensor]:
     file = Path(path)
     contents = _open(file)
     start = _data_start(contents)
-    header = _parse_object(file, contents.read(_PREFIX, start).tobytes(), contents.size)
+    header = parse_object(file, contents.read(_PREFIX, start).tobytes(), contents.size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise WeightsError(f"{file}: __metadata__: expected an object, got {show(metadata)}")
@@ -197,16 +129,6 @@ def read_file(path: str | PathLike[str]) -> dict[str, StoredTensor]:
     tensors.sort(key=lambda t: (t._begin, t.nbytes))
     _check_tiling(file, tensors, start, contents.size)
     return {t.name: t for t in tensors}
-
-
-def _content(folder: Path) -> str:
-    """The names in a folder, for an error."""
-    try:
-        names = sorted(p.name for p in folder.iterdir())
-    except OSError as error:
-        return f"a folder that cannot be read: {error.strerror}"
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more or "an empty folder"
 
 
 def _open(file: Path) -> Contents:
@@ -223,9 +145,9 @@ def _open(file: Path) -> Contents:
 def _data_start(contents: Contents) -> int:
     """Where the data begins: 8 + the checked header length."""
     file = contents.file
-    check_pointer(file, contents.read(0, min(_POINTER_BYTES, contents.size)).tobytes())
+    check_pointer(file, contents.read(0, min(POINTER_BYTES, contents.size)).tobytes())
     length = int.from_bytes(contents.read(0, _PREFIX).tobytes(), "little")
-    most = min(_MAX_HEADER, 2**22 + contents.size // 16)
+    most = min(MAX_HEADER, 2**22 + contents.size // 16)
     if length > most:
         raise WeightsError(
             f"{file}: expected a header up to {most} bytes in a file of {contents.size}, "
@@ -238,7 +160,7 @@ def _data_start(contents: Contents) -> int:
     return _PREFIX + length
 
 
-def _parse_object(file: Path, raw: bytes, size: int) -> dict[str, Any]:
+def parse_object(file: Path, raw: bytes, size: int) -> dict[str, Any]:
     """A JSON object about so many bytes of tensors."""
     parsed = parse_json(file, raw, 2 * MAX_VALUES + size // 64, _unique)
     if not isinstance(parsed, dict):
@@ -322,33 +244,3 @@ def _check_tiling(file: Path, tensors: list[StoredTensor], start: int, size: int
         raise WeightsError(
             f"{file}: expected {at - start} bytes of data after the header, got {size - start}"
         )
-
-
-def _read_shards(root: Path) -> dict[str, StoredTensor]:
-    """The tensors that the folder's index lists, each from its file."""
-    index = root / INDEX
-    try:
-        size = sum(f.stat().st_size for f in root.glob("*.safetensors") if is_file(f))
-    except OSError as error:
-        raise WeightsError(f"{root}: cannot be read: {error}") from error
-    raw = read_bytes(index, min(_MAX_HEADER, MAX_JSON + size // 64))
-    places = _parse_object(index, raw, size).get("weight_map")
-    if not isinstance(places, dict):
-        raise WeightsError(f"{index}: weight_map: expected an object, got {show(places)}")
-    files: dict[str, Path] = {}
-    for name, shard in places.items():
-        if not isinstance(shard, str) or shard in {"", ".", ".."} or "/" in shard:
-            raise WeightsError(
-                f"{index}: tensor {show(name)}: expected the name of a file in the folder, "
-                f"got {show(shard)}"
-            )
-        if shard not in files:
-            files[shard] = inside(root, shard, f"{index}: tensor {show(name)}")
-    shards = {shard: read_file(file) for shard, file in files.items()}
-    for name, shard in places.items():
-        if name not in shards[shard]:
-            raise WeightsError(
-                f"{root / shard}: tensor {show(name)}: expected here by {INDEX}, "
-                f"got a file without it ({len(shards[shard])} tensors)"
-            )
-    return {name: shards[shard][name] for name, shard in places.items()}
