@@ -907,6 +907,18 @@ def test_a_layer_attends_in_one_launch_where_there_are_clusters(
         start += n
 
 
+@pytest.mark.devices("cpu", "simulator", "webgpu")
+@pytest.mark.parametrize("dim", [6, 10, 20])
+def test_heads_whose_rows_are_padded(device: ct.Device, dim: int) -> None:
+    """Nothing is read that nobody wrote; as append and attend."""
+    rng, caches = np.random.default_rng(8), [ct.KVCache(1, 1, dim, 9, device=device) for _ in "ab"]
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, 9))
+    x = ct.asarray(rng.standard_normal((1, 2, 4 * dim)).astype(np.float32), device=device)
+    wanted = caches[0].attend(plain_append(caches[0], x, cos, sin, 0, ()))
+    got = caches[1].attend_qkv(x, cos, sin)
+    np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_no_product_of_q_k_and_v_is_refused(device: ct.Device) -> None:
     cache = ct.KVCache(1, 2, 8, 4, device=device)
     cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(8, 12))

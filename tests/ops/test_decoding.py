@@ -13,7 +13,7 @@ from centella.op import op
 from centella.op.form import Form
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
-from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
+from tests.emit.test_lang_ptx import assemble_clean, execute, needs_ptxas
 from tests.support.lang_common import Tensor
 from tests.support.launched import laid_out, parameters, rounded, traced
 
@@ -33,8 +33,12 @@ def formed(name: str, given: Given, **attrs: Any) -> Form[Any]:
     return declared.form(inputs, tuple(make_spec(s, d, 16) for s, d in outputs), attrs)
 
 
-def simulated(form: Form[Any], given: Given) -> list[Array]:
-    """The results of the launches for CUDA: States first, as the op has them."""
+def simulated(form: Form[Any], given: Given, *, ptx: bool = False) -> list[Array]:
+    """The results of the launches for CUDA: States first, as the op has them.
+
+    Args:
+        ptx: interpret the PTX, too, which gives the same bits.
+    """
     lowered = form.lower(CUDA)
     specs = [*form.inputs, *form.outputs, *lowered.temporaries]
     arrays: list[Array | None] = [a for a, _ in given]
@@ -43,8 +47,13 @@ def simulated(form: Form[Any], given: Given) -> list[Array]:
     for call in lowered.calls:
         ir = traced(call)
         assert ir.uses_subgroups
-        simulate(ir, [words[r.index] for r in call.tensors], parameters(call, ir), call.groups,
-                 subgroup=32)  # fmt: skip
+        bound, params = [words[r.index] for r in call.tensors], parameters(call, ir)
+        again = [w.copy() for w in bound]
+        simulate(ir, bound, params, call.groups, subgroup=32)
+        if ptx:
+            execute(ir, "sm_90a", again, params, call.groups)
+            for word, same in zip(bound, again, strict=True):
+                np.testing.assert_array_equal(word, same)
     mutated = form.op.mutates
     at = [*mutated, *range(len(given) + len(mutated), len(given) + len(form.outputs))]
     return [Tensor(words[i], specs[i].dtype, specs[i].shape, specs[i].strides, 0).numpy()
@@ -124,6 +133,14 @@ def windows(batch: int, vocab: int) -> Given:
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_rules_of_transcripts(timed: bool, random: bool) -> None:
     check("speech_token", windows(6, 7501), 1e-5, **TIMES, timed=timed, random=random)
+
+
+def test_ptx_equals_the_simulator() -> None:
+    f16 = dtype_of("f16")
+    given = step(1, 40, 16, f16, [30])
+    simulated(formed("cache_attend", given, scale=0.25), given, ptx=True)
+    given = layer_norm(2, 67, 5, f16)
+    simulated(formed("normed_linear", given, **LAYER), given, ptx=True)
 
 
 @needs_ptxas

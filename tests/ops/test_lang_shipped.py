@@ -249,7 +249,7 @@ matmul | columns 16 | f32 f16 | F.matmul(i(16, 69), i(69, 35))
 matmul | columns split | f32 f16 | F.matmul(i(2, 600), i(600, 29), alpha=0.5)
 matmul | columns sliced | f32 f16 | F.matmul(i(80, 4)[1:].T, i(79, 42)[:, 1:])
 attention | plain | f32 f16 | attend(i, 2, 2, 5, 21, 16)
-attention | i8, few | f32 f16 | attend_i8(i, 2, 70, 20, variant="split")
+attention | i8, few | f32 f16 | attend_i8(i, 2, 70, 124, variant="split")
 attention | i8, many | f32 f16 | attend_i8(i, 35, 40, 16, causal=True, variant="tiled")
 attention | i8, stream | f32 f16 | attend_i8(i, 9, 33, 20, variant="stream")
 attention | causal | f32 f16 | attend(i, 2, 2, 19, 21, 16, causal=True)
@@ -347,6 +347,8 @@ sample | each thread | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0)
 sample | greedy | f32 | sampled(i, i(6, 1030), 0.0, 0, 1.0)
 cache_attend | short | f32 f16 | stepped_on(i, 40, 32, [3, 39])
 cache_attend | long | f32 | stepped_on(i, 300, 64, [0, 290])
+speech_scores | text | f32 | masked(i(6, 301), i, False)
+speech_scores | times | f32 | masked(i(6, 5004), i, True)
 speech_token | short | f32 | spoken(i, i(6, 37), False, True)
 speech_token | odd | f32 | spoken(i, i(6, 301), True, False)
 speech_token | two parts | f32 | spoken(i, i(6, 5004), True, True)
@@ -607,6 +609,21 @@ def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
     return apply_all(get("sample"), given, {})[2]
 
 
+def masked(scores: ct.Tensor, i: Inputs, timed: bool) -> ct.Tensor:
+    """Scores of tokens that may come: at a text's begin, after one and two times, in text."""
+    rows, vocab = scores.shape
+    rng, zero = np.random.default_rng(7), vocab - vocab // 3
+    before = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (1, 1), (0, 1)])
+    row = np.arange(rows)
+    notes = np.stack([0 * row, row, zero + row, *before[row % 6].T, row], 1).astype(np.int32)
+    levels = rng.choice(3, vocab, p=[0.8, 0.1, 0.1])
+    attrs = {"end": zero - 5, "zero": zero, "no_timestamps": zero - 1, "latest": zero + vocab // 5,
+             "timed": timed, "random": False}  # fmt: skip
+    louder = np.where((np.arange(vocab) < zero) & (row[:, None] % 2 == 1), 9.0, 0.0)
+    scores = scores + i.of(louder, "f32")  # of every second row text is likelier
+    return apply_all(get("speech_scores"), (scores, i.of(levels), i.of(notes)), attrs)[0]
+
+
 def spoken(i: Inputs, logits: ct.Tensor, timed: bool, random: bool) -> ct.Tensor:
     """Tokens of windows at their begin, after one and two times, in text, and ended; their sums."""
     batch, vocab = logits.shape
@@ -831,6 +848,7 @@ IDLE_CASES = {
         ("cache_attend-short-f32", "cache_attend-short-f16", "cache_attend-long-f32"),
         "of a softmax any maximum near the largest serves; 40 keys leave most threads without one",
     ),
+    "speech_scores-times-f32": "six rows: maxima and sums decide only which kind is likelier",
     "speech_token-two parts-f32": "six rows: most of the trees of a maximum decide nothing",
     **dict.fromkeys(
         ("dot-vectors-f16", "reduce-sum all-f16"),

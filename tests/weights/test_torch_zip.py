@@ -46,14 +46,35 @@ def test_what_torch_writes(tmp_path: Path, protocol: int) -> None:
     np.testing.assert_array_equal(found["weight"].array, layer.weight.detach().numpy())
 
 
+def test_tensors_without_elements(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(12.0)
+    wanted = {
+        "full": x, "empty": torch.zeros(0), "end": x[12:], "column": x.reshape(3, 4)[:, :0],
+        "turned": torch.zeros(2, 0, 4).transpose(0, 2), "scalar": torch.tensor(3.0),
+    }  # fmt: skip
+    torch.save(wanted, tmp_path / "x.pt")
+    found = read_torch(tmp_path / "x.pt")
+    assert list(found) == list(wanted)
+    for name, tensor in wanted.items():
+        assert found[name].array.shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(found[name].array, tensor.numpy())
+
+
+def test_a_tensor_whose_numbers_are_not_as_stored(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch._neg_view(torch.arange(12.0))}, tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match=r"a tensor with metadata \{'neg': True\}"):
+        read_torch(tmp_path / "x.pt")
+
+
 def entries() -> dict[str, bytes]:
     with zipfile.ZipFile(HEADS / "sparse_linear.pt") as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def write(file: Path, changed: dict[str, bytes], compressed: bool = False) -> Path:
+def write(file: Path, changed: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> Path:
     """The file of a sparse head with other entries; those that are empty are left out."""
-    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
     with zipfile.ZipFile(file, "w", kind) as archive:
         for name, data in (entries() | changed).items():
             if data:
@@ -135,7 +156,13 @@ def test_what_is_malformed(tmp_path: Path) -> None:
         with pytest.raises(WeightsError, match=text):
             read_torch(write(tmp_path / "x.pt", changed))
     with pytest.raises(WeightsError, match="bytes that are not compressed"):
-        read_torch(write(tmp_path / "x.pt", {}, compressed=True))
+        read_torch(write(tmp_path / "x.pt", {}, zipfile.ZIP_DEFLATED))
+    packed = bytearray(write(tmp_path / "x.pt", {}, zipfile.ZIP_LZMA).read_bytes())
+    begin = packed.index(LIST.encode()) + len(LIST)
+    packed[begin + 20 : begin + 40] = b"\xff" * 20
+    (tmp_path / "x.pt").write_bytes(packed)
+    with pytest.raises(WeightsError, match=r"data\.pkl: expected it stored or deflated"):
+        read_torch(tmp_path / "x.pt")
     (tmp_path / "y.pt").write_bytes(b"\x80\x02}q\x00.")  # as torch wrote before 1.6
     with pytest.raises(WeightsError, match=r"expected a zip file of torch\.save"):
         read_torch(tmp_path / "y.pt")
@@ -166,7 +193,7 @@ def test_damaged_bytes_are_read_or_refused(tmp_path: Path) -> None:
 def outcome(file: Path) -> str:
     try:
         for tensor in read_torch(file).values():
-            assert tensor.array.size
+            assert tensor.array.shape == tensor.shape
     except WeightsError:
         return "WeightsError"
     return "read"

@@ -58,6 +58,7 @@ VARIANTS = {
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
+    "speech_scores": ("Transcriber.transcribe", "scores of the tokens that beams may take"),
     "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
     "rope_attend": ("KVCache.attend_qkv", "q, k and v of a step: rotated, cached, attended to"),
@@ -154,6 +155,11 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
             get("sample"),
             (state(t, 1, 4096, dtype=i32), state(t, 1, dtype=i32), t(1, 4096), t(1, 7),
              t(1, dtype=i32)), {},
+        ),
+        "speech_scores": lambda t: apply_all(
+            get("speech_scores"), (t(5, 51_866), t(51_866, dtype=i32), t(5, 6, dtype=i32)),
+            {"end": 50_257, "zero": 50_365, "no_timestamps": 50_364, "latest": 50_415,
+             "timed": True, "random": False},
         ),
         "speech_token": lambda t: apply_all(
             get("speech_token"),

@@ -33,5 +33,6 @@ from centella.ops import (
     softmax,
     sort,
     speech,
+    speech_scores,
     topk,
 )

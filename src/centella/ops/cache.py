@@ -144,8 +144,17 @@ def write_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     reads = {"k": 1, "v": 1, "starts": len(starts.shape)}
     params = face(reads, {}, {"keys": 1, "values": 1})
     rows, width = batch * heads * tokens, width_of(keys, chunk)
-    constants = (("chunk", chunk),)
-    return Lowered((rows_call(write_kernel, refs, rows, dim, width, scalars, constants, params),))
+    constants, across = (("chunk", chunk),), whole_rows(keys, values)
+    return Lowered(
+        (rows_call(write_kernel, refs, rows, across, width, scalars, constants, params),)
+    )
+
+
+def whole_rows(*rows: Spec) -> int:
+    """Elements of a row with what pads it, which is written as well: attention loads chunks."""
+    dim, pitches = rows[0].shape[-1], {s.strides[-2] for s in rows}
+    pads = max(pitches) - dim
+    return max(pitches) if len(pitches) == 1 and 0 <= pads < rows[0].dtype.per_chunk else dim
 
 
 def cache_scalars(keys: Spec, starts: Spec) -> dict[str, int]:

@@ -47,25 +47,25 @@ def _lanes(item: Item, width: int) -> list[Any]:
 
 
 def _keep(
-    row: Row, values_of: Any, top: Any, target: Any, place: Any, scales: Any, scale_place: Any
+    row: Row, values_of: Any, top: Any, target: Any, start: Any, scales: Any, scale_at: Any
 ) -> None:
     """Store a row's numbers, and its scale by one thread."""
     for item in row.items():
         numbers = numbers_of(values_of(item), top)
         with row.storing(item):
-            store_words(target, place, item.column, numbers, lang.parameter("dim", u32))
+            store_words(target, start, item.column, numbers, lang.parameter("dim", u32))
     with lang.if_(row.first()):
-        scales[scale_place] = scale_of(top)
+        scales[scale_at] = scale_of(top)
 
 
-def _keep_queries(row: Row, values_of: Any, y: Any, place: Any, chunk: bool) -> None:
+def _keep_queries(row: Row, values_of: Any, y: Any, start: Any, chunk: bool) -> None:
     """Store a row in its own dtype."""
     for item in row.items():
         with row.storing(item):
             if chunk:
-                y.store(place + item.column, values_of(item))
+                y.store(start + item.column, values_of(item))
             else:
-                store_words(y, place, item.column, values_of(item), lang.parameter("dim", u32))
+                store_words(y, start, item.column, values_of(item), lang.parameter("dim", u32))
 
 
 def _write(
@@ -77,7 +77,7 @@ def _write(
     tokens, heads = (lang.parameter(n, u32) for n in ("tokens", "heads"))
     token, rest = row.number % tokens, row.number // tokens
     head, b = rest % heads, rest // heads
-    scale_place, _ = place_in(starts, b, head, token, "sc")
+    scale_at, _ = place_in(starts, b, head, token, "sc")
     for n, (source, target, name) in enumerate(((k, keys, "k"), (v, values, "v"))):
         to, inside = place_in(starts, b, head, token, f"{name}c")
         at = offset_of([b, head, token], name)
@@ -90,7 +90,7 @@ def _write(
         values_of = row.kept(load)
         top = largest(row, values_of)
         with lang.if_(inside):
-            _keep(row, values_of, top, target, to, scales, scale_place + n)
+            _keep(row, values_of, top, target, to, scales, scale_at + n)
 
 
 write_kernel: Kernel = Kernel(_write, workgroup=WALKERS, name="cache_write_i8")
@@ -113,18 +113,18 @@ def _rope(
     head = head if y is not None else head + heads
     first = starts[b] if starts.rank == 1 else starts[b, 0]
     position = lang.bitcast(first, u32) + i
-    place, none = offset_of([b, head, i], "x"), lang.const(0, u32)
+    start, none = offset_of([b, head, i], "x"), lang.const(0, u32)
     which = lang.select(head < heads, 0, lang.const(1, u32))
-    source = Head(x, place, width_of(x, turn.chunk), turn.chunk, norms, which)
+    source = Head(x, start, width_of(x, turn.chunk), turn.chunk, norms, which)
     at, inside = lang.minimum(position, height - 1), position < height
 
     def turned(item: Item) -> list[Any]:
         lanes = _lanes(item, width)
         own = source.load(item.column) if turn.chunk else [source[c] for c in lanes]
-        made = turn.passed(turn.turned(source, none, own, at, lanes), own, lanes, inside)
-        plain = turn.read(x, place, lanes)
+        rotated = turn.passed(turn.turned(source, none, own, at, lanes), own, lanes, inside)
+        plain = turn.read(x, start, lanes)
         turns = head < heads + kv_heads
-        return [lang.select(turns, m, p) for m, p in zip(made, plain, strict=True)]
+        return [lang.select(turns, m, p) for m, p in zip(rotated, plain, strict=True)]
 
     values_of = row.kept(turned)
     if y is not None:
@@ -138,9 +138,9 @@ def _rope(
     kinds = ((keys, "kc", is_key), (values, "vc", ~is_key))
     for n, (target, name, mine) in enumerate(kinds):
         to, fits = place_in(starts, b, kept_head, i, name)
-        scale_place, _ = place_in(starts, b, kept_head, i, "sc")
+        scale_at, _ = place_in(starts, b, kept_head, i, "sc")
         with lang.if_((head >= heads) & mine & fits):
-            _keep(row, values_of, top, target, to, scales, scale_place + n)
+            _keep(row, values_of, top, target, to, scales, scale_at + n)
 
 
 rope_kernel: Kernel = Kernel(_rope, workgroup=WALKERS, name="rope_cache_write_i8")

@@ -24,7 +24,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out, unit_rows
-from centella.ops.cache import cache_scalars, cache_shape, place_in, write_reference
+from centella.ops.cache import cache_scalars, cache_shape, place_in, whole_rows, write_reference
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
@@ -98,7 +98,8 @@ def _run(
         head, b = rest % (heads + kv_heads * 2), rest // (heads + kv_heads * 2)
         first = starts[b] if starts.rank == 1 else starts[b, 0]
         position = lang.bitcast(first, u32) + i
-        lanes = [column] + [lang.minimum(column + e, dim - 1) for e in range(1, width)]
+        lanes = [lang.minimum(column + e, dim - 1) for e in range(width)]
+        lanes = [column, *lanes[1:]] if turn.chunk else lanes
         place = offset_of([b, head, i], "x")
         turns = head < heads + kv_heads
         with lang.if_(turns):
@@ -224,7 +225,8 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
     rows, width = batch * all_heads * tokens, width_of(y, layout["chunk"])
-    call = rows_call(kernel, refs, rows, dim, width, scalars, tuple(layout.items()), params)
+    across = whole_rows(keys, values, y)
+    call = rows_call(kernel, refs, rows, across, width, scalars, tuple(layout.items()), params)
     return Lowered((call,))
 
 

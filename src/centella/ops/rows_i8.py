@@ -65,12 +65,12 @@ def numbers_of(values: list[Any], top: Any) -> list[Any]:
     return [lang.cast(lang.select(usable, number_of(value), 0.0), i32) for value in values]
 
 
-def store_words(target: Any, place: Any, column: Any, values: list[Any], dim: Any) -> None:
+def store_words(target: Any, start: Any, column: Any, values: list[Any], dim: Any) -> None:
     """Store neighbours of a row from a column on in whole words, those that begin within it."""
     per = target.dtype.per_word
     for first in range(0, len(values), per):
         with lang.if_(column + first < dim):
-            target.store(place + column + first, values[first : first + per])
+            target.store(start + column + first, values[first : first + per])
 
 
 # -- the NumPy formulas ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ Two launches: groups survey parts of rows, text and times apart; a team a row pu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ PART = 2048  # tokens of a group
 NONE = 0xFFFFFFFF
 
 
-class _Rules:
+class Rules:
     """Which tokens may come in a row, as its notes say."""
 
     def __init__(self, notes: Any, row: Any, timed: bool) -> None:
@@ -81,7 +81,7 @@ class _Rules:
 
 def _survey(
     *, chunk: bool, team: Team, timed: bool, random: bool, logits: Any, levels: Any, notes: Any,
-    sums: Any, figures: Any, places: Any,
+    figures: Any, places: Any, sums: Any = None,
 ) -> None:  # fmt: skip
     """A team has a part of a row: figures of its text, and of its times where they may come."""
     columns, part, parts, rows = (
@@ -90,7 +90,7 @@ def _survey(
     width = logits.dtype.per_chunk if chunk else 1
     row = Row(team, width, lambda n: lang.minimum(columns - n % parts * part, part), rows)
     at, first = row.number // parts, row.number % parts * part
-    rules = _Rules(notes, at, timed)
+    rules = Rules(notes, at, timed)
     if random:
         cold, seed = 1.0 / sums[at, 1], lang.bitcast(notes[at, SEED], u32)
 
@@ -195,6 +195,16 @@ def _put_together(
     return [row.total(weight, 0.0, "add"), tops[0], tops[-1], row.total(hit, NONE, "min")]
 
 
+def times_are_likelier(text: Any, time: Any, weight: Any) -> Any:
+    """Whether times together are likelier than each text token.
+
+    Args:
+        text, time: the largest scores; weight: of the times, relative to theirs.
+    """
+    most = lang.maximum(text, time)
+    return weight * lang.exp(time - most) > lang.exp(text - most)
+
+
 def _note(
     found: list[Any], row: Any, random: bool, logits: Any, notes: Any, sums: Any, token: Any, y: Any
 ) -> None:
@@ -204,7 +214,7 @@ def _note(
         time_weight, time_top, time_best, time_place = found[1]
         most = lang.maximum(top, time_top)
         of_times, of_text = (lang.exp(t - most) for t in (time_top, top))
-        likelier = time_weight * of_times > of_text
+        likelier = times_are_likelier(top, time_top, time_weight)
         place = lang.select(likelier | (time_best > best), time_place, place)
         weight = lang.select(likelier, time_weight, weight * of_text + time_weight * of_times)
         place = lang.select(lang.isnan(most), NONE, place)
@@ -249,6 +259,12 @@ class SpeechAttrs(Struct, frozen=True):
     latest: int
     timed: bool
     random: bool
+
+    @property
+    def tokens(self) -> tuple[tuple[str, int], ...]:
+        """The tokens as launches are told them."""
+        names = ("end", "zero", "no_timestamps", "latest")
+        return tuple((name, getattr(self, name)) for name in names)
 
 
 def rule(specs: tuple[Spec, ...], attrs: SpeechAttrs) -> tuple[Out, ...]:
@@ -343,40 +359,56 @@ def host(form: Form[SpeechAttrs]) -> HostProgram:
 # -- how it is launched ---------------------------------------------------------------------------
 
 
+def surveyed(
+    reads: Mapping[str, Ref], attrs: SpeechAttrs, first: int, caps: Caps
+) -> tuple[Call, tuple[Spec, Spec], int]:
+    """The survey of rows: its launch, the memory that it writes, and parts of a row.
+
+    Args:
+        reads: logits, levels and notes, with `random` sums; first: temporary of the op.
+    """
+    logits, levels = reads["logits"].spec, reads["levels"].spec
+    rows, columns = logits.shape
+    part = columns
+    if columns > PART:
+        part = -(-columns // (16 * -(-columns // PART))) * 16
+    parts = -(-columns // part)
+    chunk, kinds = chunked(logits, levels), 1 + attrs.timed
+    team = team_of(part, f32.per_chunk if chunk else 1, caps, columns - (parts - 1) * part)
+    figures = make_spec((rows * parts * kinds * (2 + attrs.random),), f32, 4)
+    places = make_spec((rows * parts * kinds,), u32, 4)
+    ranks = {name: len(ref.spec.shape) for name, ref in reads.items()}
+    call = Call(
+        survey_kernel,
+        (*reads.values(), Ref(first, figures), Ref(first + 1, places)),
+        (("columns", columns), ("part", part), ("parts", parts), ("rows", rows * parts),
+         *attrs.tokens),
+        (("chunk", chunk), ("random", attrs.random), ("timed", attrs.timed), ("team", team)),
+        team.groups(rows * parts), team.threads, face(ranks, {"figures": 1, "places": 1}),
+    )  # fmt: skip
+    return call, (figures, places), parts
+
+
 def lower(form: Form[SpeechAttrs], caps: Caps) -> Lowered:
     """Two launches: parts of rows, then rows."""
     notes, sums, token, logits, levels = form.inputs
-    rows, columns = logits.shape
-    attrs = form.attrs
-    parts = -(-columns // PART)
-    part = -(-columns // (16 * parts)) * 16 if parts > 1 else columns
-    chunk, kinds = chunked(logits, levels), 1 + attrs.timed
-    width = f32.per_chunk if chunk else 1
-    team = team_of(part, width, caps, columns - (parts - 1) * part)
+    attrs, rows = form.attrs, logits.shape[0]
+    reads = {"logits": Ref(3, logits), "levels": Ref(4, levels), "notes": Ref(0, notes)}
+    if attrs.random:
+        reads["sums"] = Ref(1, sums)
+    survey, scratch, parts = surveyed(reads, attrs, 9, caps)
     few = team_of(parts, 1, caps)
-    figures = make_spec((rows * parts * kinds * (2 + attrs.random),), f32, 4)
-    places = make_spec((rows * parts * kinds,), u32, 4)
-    modes = (("random", attrs.random), ("timed", attrs.timed))
-    tokens = (("end", attrs.end), ("zero", attrs.zero))
-    survey = Call(
-        survey_kernel,
-        (Ref(3, logits), Ref(4, levels), Ref(0, notes), Ref(1, sums), Ref(9, figures),
-         Ref(10, places)),
-        (("columns", columns), ("part", part), ("parts", parts), ("rows", rows * parts), *tokens,
-         ("no_timestamps", attrs.no_timestamps), ("latest", attrs.latest)),
-        (("chunk", chunk), *modes, ("team", team)), team.groups(rows * parts), team.threads,
-        face({"logits": 2, "levels": 1, "notes": 2, "sums": 2}, {"figures": 1, "places": 1}),
-    )  # fmt: skip
     take = Call(
         take_kernel,
-        (Ref(9, figures), Ref(10, places), Ref(3, logits), Ref(8, form.outputs[3]), Ref(0, notes),
-         Ref(1, sums), Ref(2, token)),
-        (("parts", parts), ("rows", rows), *tokens), (*modes, ("team", few)), few.groups(rows),
-        few.threads,
+        (Ref(9, scratch[0]), Ref(10, scratch[1]), Ref(3, logits), Ref(8, form.outputs[3]),
+         Ref(0, notes), Ref(1, sums), Ref(2, token)),
+        (("parts", parts), ("rows", rows), *attrs.tokens),
+        (("random", attrs.random), ("timed", attrs.timed), ("team", few)),
+        few.groups(rows), few.threads,
         face({"figures": 1, "places": 1, "logits": 2}, {"y": 1},
              {"notes": 2, "sums": 2, "token": 2}),
     )  # fmt: skip
-    return Lowered((survey, take), (figures, places))
+    return Lowered((survey, take), scratch)
 
 
 def takes(index: int, spec: Spec) -> bool:

@@ -16,14 +16,16 @@ import numpy as np
 
 from centella.dtypes import i32
 from centella.errors import ContractError
+from centella.op.op import get
+from centella.ops.speech import LAST, NOTES
 from centella.runtime.pending import Pending
-from centella.tasks.rules import NoRepeat, Rule, Timestamps
+from centella.tasks.rules import NoRepeat, noted
 from centella.tasks.speech_session import SpeechSession
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
-from centella.tensors.tensor import Tensor
+from centella.tensors.tensor import Tensor, apply_all
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
@@ -41,7 +43,6 @@ class Beams:
         self._session = session
         batch, beam, device = session.batch, session.beam, session.model.device
         v, targets = session.vocabulary, session.model.config.max_target_positions
-        self._timestamps = Timestamps(v, batch * beam, device)
         self._no_repeat = NoRepeat(v, batch * beam, targets, device)
 
         def state(name: str, shape: tuple[int, ...], dtype: type = np.int32) -> State:
@@ -51,7 +52,7 @@ class Beams:
         self._scores = state("scores of beams", (batch * beam, 1), np.float32)
         self._seen = state("slots that beams see", (batch * beam, session.cache.capacity))
         self._at = state("position of the beams", (1, 1))
-        self._first = state("the first step", (1, 1))
+        self._notes = state("notes of beams", (batch * beam, len(NOTES)))
         self._captured: dict[tuple[bool, bool], Jitted[..., tuple[Tensor, Tensor]]] = {}
 
     # -- what is captured -------------------------------------------------------------------------
@@ -60,8 +61,6 @@ class Beams:
         """Continue all beams; [batch, 2 beam]: the best scores, beam * vocab + token of each."""
         session = self._session
         batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
-        rules: list[Rule] = [session.suppress]
-        rules += [self._no_repeat] * no_repeat + [self._timestamps] * timed
         each = arange(beam, device=session.model.device)
         slots = session.cache.begin(beam).reshape(batch, 1, 1) + each.reshape(1, beam, 1)
         every = arange(session.cache.capacity, device=session.model.device)
@@ -71,16 +70,16 @@ class Beams:
             self._tokens.value, session.memory(), session.cache, at, seen[:, None]
         )
         scores = fn.log_softmax(session.model.head(x).reshape(batch * beam, vocab), -1)
-        first = self._first.value > 0
-        for rule in rules:
-            scores = rule.masked(scores, fn.broadcast_to(first, (batch * beam, 1)))
+        if no_repeat:
+            scores = self._no_repeat.masked(scores)
+        rules = session.vocabulary.rules(timed)
+        given = (scores, session.suppress.levels, self._notes.value)
+        scores = apply_all(get("speech_scores"), given, rules)[0]
         best, which = best_of(scores + self._scores.value, batch, 2 * beam)
-        self._go_on(best, which, seen, rules, first)
+        self._go_on(best, which, seen, no_repeat)
         return best, which
 
-    def _go_on(
-        self, best: Tensor, which: Tensor, seen: Tensor, rules: Sequence[Rule], first: Tensor
-    ) -> None:
+    def _go_on(self, best: Tensor, which: Tensor, seen: Tensor, no_repeat: bool) -> None:
         """The best that have not ended are the beams of the next step."""
         session = self._session
         batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
@@ -93,13 +92,14 @@ class Beams:
         window = arange(batch, device=best.device).reshape(batch, 1) * beam
         parents = (which // vocab + window).reshape(batch * beam)
         self._seen.assign(fn.gather(seen.astype(i32).reshape(batch * beam, -1), parents))
-        for rule in rules:
-            rule.moved(parents)
-            rule.taken(tokens.reshape(batch * beam, 1), fn.broadcast_to(first, (batch * beam, 1)))
+        chosen, notes = tokens.reshape(batch * beam, 1), fn.gather(self._notes.value, parents)
+        self._notes.assign(noted(notes, chosen, session.vocabulary.first_time))
+        if no_repeat:
+            self._no_repeat.moved(parents)
+            self._no_repeat.taken(chosen)
         self._tokens.assign(tokens)
         self._scores.assign(running.reshape(batch * beam, 1))
         self._at.assign(self._at.value + 1)
-        self._first.assign(self._first.value * 0)
 
     # -- what the host calls ----------------------------------------------------------------------
 
@@ -140,8 +140,10 @@ class Beams:
         session, before = self._session, len(prompt) - 1
         session.read([prompt] * session.batch, begin)
         session.cache.truncate(before)  # the first step feeds the last one, to every beam
-        for rule in (self._timestamps, self._no_repeat):
-            rule.begin()
+        notes = np.zeros(self._notes.shape, np.int32)
+        notes[:, LAST] = session.vocabulary.first_time - 1
+        self._notes.assign(notes)
+        self._no_repeat.begin()
         if no_repeat:
             self._no_repeat.choose(no_repeat)
         seen = np.zeros(self._seen.shape, np.int32)
@@ -152,7 +154,6 @@ class Beams:
         self._scores.assign(scores.reshape(-1, 1))
         self._tokens.assign(np.full(self._tokens.shape, prompt[-1], np.int32))
         self._at.assign(np.array([[before]], np.int32))
-        self._first.assign(np.array([[1]], np.int32))
 
     def _step(self, timed: bool, no_repeat: bool) -> Jitted[..., tuple[Tensor, Tensor]]:
         how = timed, no_repeat

@@ -1,22 +1,19 @@
-"""Decoding rules on the device: which tokens may come next in each row of a window's text.
+"""What the decoding rules of a window's text are told: special tokens, suppression, n-grams.
 
-One text a window takes `speech_token`, which has suppression and times; these are for beams, and
-`NoRepeat` for both. A rule keeps what it knows of each row in States. `masked` takes the logits of
-a step, and gives them with those of forbidden tokens at `NEVER`; `taken` is told the tokens that
-were chosen. Both are captured with the step, so that other settings, in States too, need no new
-capture.
+The rules themselves are operations (`ops/speech.py`, `ops/speech_scores.py`), which read levels of
+tokens and notes of rows. `NoRepeat` is a mask over the logits before them. What they know lies in
+States and is captured with the step, so that other settings need no new capture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import f32, i32
-from centella.ops.speech import NEVER
+from centella.ops.speech import BEFORE, LAST, NEVER, NOTES, STEPS, WAS
 from centella.runtime.device import Device
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange, full
@@ -55,34 +52,13 @@ class Vocabulary(Struct, frozen=True):
         """The token of the time 0; those after it are 20 ms apart."""
         return self.no_timestamps + 1
 
-    @property
-    def latest_first(self) -> int:
-        """The largest token that a first segment may start at."""
-        return self.size if self.latest is None else self.first_time + self.latest
-
-
-class Rule(Protocol):
-    """What forbids tokens."""
-
-    def begin(self) -> None:
-        """Forget the last text; recorded with what begins a window."""
-        ...
-
-    def masked(self, logits: Tensor, first: Tensor) -> Tensor:
-        """Logits f32 [batch, vocab], forbidden ones at NEVER.
-
-        Args:
-            first: bool [batch, 1], whether the row's first token comes now.
-        """
-        ...
-
-    def taken(self, tokens: Tensor, first: Tensor) -> None:
-        """Note tokens i32 [batch, 1] that were chosen; first: as for `masked`."""
-        ...
-
-    def moved(self, rows: Tensor) -> None:
-        """Each row goes on from another: rows i32 [batch], of before."""
-        ...
+    def rules(self, timed: bool, random: bool = False) -> dict[str, int | bool]:
+        """The attributes of `speech_token` and `speech_scores`."""
+        latest = self.size if self.latest is None else self.first_time + self.latest
+        return {
+            "end": self.end, "zero": self.first_time, "no_timestamps": self.no_timestamps,
+            "latest": latest, "timed": timed, "random": random,
+        }  # fmt: skip
 
 
 class Suppress:
@@ -104,71 +80,16 @@ class Suppress:
             levels[[i for i in ids if 0 <= i < len(levels)]] = level
         self._levels.assign(levels)
 
-    def begin(self) -> None:
-        """Nothing is kept of a text."""
 
-    def masked(self, logits: Tensor, first: Tensor) -> Tensor:
-        """As `Rule` says."""
-        return fn.where((self.levels > 1) | ((self.levels > 0) & first), NEVER, logits)
-
-    def taken(self, tokens: Tensor, first: Tensor) -> None:
-        """Nothing is kept of a text."""
-
-    def moved(self, rows: Tensor) -> None:
-        """Nothing is kept of a text."""
-
-
-class Timestamps:
-    """Times begin the text, come in pairs but before the end, and never decrease.
-
-    Where the times together are more likely than every other token, a time comes.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, batch: int, device: Device) -> None:
-        self._vocabulary = vocabulary
-        names = ("last time", "last was a time", "the one before was")
-        self._states = tuple(
-            State(np.zeros((batch, 1), np.int32), device=device, name=name) for name in names
-        )
-
-    def begin(self) -> None:
-        """As `Rule` says."""
-        before_first = self._vocabulary.first_time - 1
-        for state, value in zip(self._states, (before_first, 0, 0), strict=True):
-            state.assign(full((), value, i32, state.device))
-
-    def masked(self, logits: Tensor, first: Tensor) -> Tensor:
-        """As `Rule` says."""
-        v, zero = self._vocabulary, self._vocabulary.first_time
-        last, was, before = (state.value for state in self._states)
-        was_time, paired = was > 0, before > 0
-        opened = was_time & ~paired  # a segment's end or the next one's start has to follow
-        text_from = fn.where(first, zero, opened.astype(i32) * v.end)
-        time_from = fn.where(opened, last, last + 1)
-        time_to = fn.where(first, v.latest_first, (1 - (was_time & paired).astype(i32)) * v.size)
-        ids = arange(v.size, device=logits.device)
-        timed = (ids >= time_from) & (ids <= time_to)
-        text = (ids >= text_from) & fn.ne(ids, v.no_timestamps)
-        is_time = ids >= zero
-        scores = fn.where((is_time & timed) | (~is_time & text), logits, NEVER)
-        weights = fn.exp(scores - fn.max(scores, -1, keepdims=True))
-        of_times = fn.sum(weights[:, zero:], -1, keepdims=True)
-        likelier = of_times > fn.max(weights[:, :zero], -1, keepdims=True)
-        return fn.where(likelier & ~is_time, NEVER, scores)
-
-    def taken(self, tokens: Tensor, first: Tensor) -> None:
-        """As `Rule` says."""
-        last, was, before = self._states
-        is_time = tokens >= self._vocabulary.first_time
-        paired = fn.where(first, 1, was.value)
-        before.assign(paired)
-        last.assign(fn.where(is_time, tokens, last.value))
-        was.assign(is_time.astype(i32))
-
-    def moved(self, rows: Tensor) -> None:
-        """As `Rule` says."""
-        for state in self._states:
-            state.assign(fn.gather(state.value, rows))
+def noted(notes: Tensor, tokens: Tensor, first_time: int) -> Tensor:
+    """Notes of rows, i32 [rows, 6] as `speech_token` keeps them, after tokens i32 [rows, 1]."""
+    column = arange(len(NOTES), device=notes.device)
+    is_time = tokens >= first_time
+    before = fn.where(fn.eq(notes[:, STEPS : STEPS + 1], 0), 1, notes[:, WAS : WAS + 1])
+    after = fn.where(fn.eq(column, STEPS), notes + 1, notes)
+    after = fn.where(fn.eq(column, LAST) & is_time, tokens, after)
+    after = fn.where(fn.eq(column, WAS), is_time.astype(i32), after)
+    return fn.where(fn.eq(column, BEFORE), before, after)
 
 
 class NoRepeat:
@@ -185,12 +106,12 @@ class NoRepeat:
         self._n.assign(np.array([n], np.int32))
 
     def begin(self) -> None:
-        """As `Rule` says."""
+        """Forget the last text; recorded with what begins a window."""
         self._text.assign(full((), -1, i32, self._text.device))
         self._count.assign(full((), 0, i32, self._text.device))
 
-    def masked(self, logits: Tensor, first: Tensor) -> Tensor:
-        """As `Rule` says."""
+    def masked(self, logits: Tensor) -> Tensor:
+        """Logits f32 [batch, vocab], those of tokens that may not come at NEVER."""
         text, count, n = self._text.value, self._count.value, self._n.value
         places = arange(text.shape[1], device=text.device)
         before, repeated = text, places < count
@@ -208,12 +129,12 @@ class NoRepeat:
             rows.append(fn.scatter(clear, followers[row], ones)[:, 0])
         return fn.where(fn.stack(rows) > 0.0, NEVER, logits)
 
-    def taken(self, tokens: Tensor, first: Tensor) -> None:
-        """As `Rule` says."""
+    def taken(self, tokens: Tensor) -> None:
+        """Note tokens i32 [batch, 1] that were chosen."""
         places = arange(self._text.shape[1], device=self._text.device)
         self._text.assign(fn.where(fn.eq(places, self._count.value), tokens, self._text.value))
         self._count.assign(self._count.value + 1)
 
     def moved(self, rows: Tensor) -> None:
-        """As `Rule` says."""
+        """Each row goes on from another: rows i32 [batch], of before."""
         self._text.assign(fn.gather(self._text.value, rows))

@@ -18,7 +18,7 @@ from msgspec import Struct
 from centella.errors import ContractError
 from centella.nn.kv_cache import KVCache
 from centella.op.op import get
-from centella.ops.speech import ENDED, LAST, NOTES, SEED, STEPS
+from centella.ops.speech import ENDED, LAST, NOTES, SEED
 from centella.runtime.pending import Pending
 from centella.tasks.rules import NoRepeat, Suppress, Vocabulary
 from centella.tensors import functional as fn
@@ -113,19 +113,16 @@ class SpeechSession:
 
     def _stepped(self, timed: bool, no_repeat: bool, random: bool) -> Tensor:
         """The next token of each row, [batch] i32; -1 for NaN; a row that has ended stays so."""
-        v = self.vocabulary
         x = self.model.decoder(self._token.value, self.memory(), self.cache)
         logits = self.model.head(x)[:, 0]
-        first = fn.eq(self._notes.value[:, STEPS : STEPS + 1], 0)
         if no_repeat:
-            logits = self.no_repeat.masked(logits, first)
+            logits = self.no_repeat.masked(logits)
         given = (self._notes.value, self._sums.value, self._token.value, logits,
                  self.suppress.levels)  # fmt: skip
-        attrs = {"end": v.end, "zero": v.first_time, "no_timestamps": v.no_timestamps,
-                 "latest": v.latest_first, "timed": timed, "random": random}  # fmt: skip
-        tokens = apply_all(get("speech_token"), given, attrs)[3]
+        rules = self.vocabulary.rules(timed, random)
+        tokens = apply_all(get("speech_token"), given, rules)[3]
         if no_repeat:
-            self.no_repeat.taken(tokens.reshape(self.batch, 1), first)
+            self.no_repeat.taken(tokens.reshape(self.batch, 1))
         return tokens
 
     def _weights(

@@ -34,6 +34,7 @@ MOST = 2**19  # instructions; a tensor takes some 40
 RANK = 64  # of a tensor, NumPy's
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, ValueError, OSError, EOFError,
                RuntimeError)  # fmt: skip
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # that the list may have
 LOCAL, SIGNATURE = 30, b"PK\x03\x04"  # bytes before the name of an entry, and how they begin
 # By the class of a storage.
 STORAGES = {
@@ -94,6 +95,9 @@ def read_torch(path: Path) -> dict[str, StoredTensor]:
                 raise WeightsError(f"{path}: expected one entry data.pkl of up to {MAX_JSON} bytes")
             root = lists[0].removesuffix(LIST)
             order = entries.get(f"{root}/byteorder")
+            for entry in (entries[lists[0]], order):
+                if entry is not None and entry.compress_type not in COMPRESSIONS:
+                    raise WeightsError(f"{path}: {entry.filename}: expected it stored or deflated")
             if order is not None and order.file_size < RANK and archive.read(order) != b"little":
                 raise WeightsError(f"{path}: expected little-endian numbers")
             views = _read(path, archive.read(lists[0]))
@@ -248,18 +252,24 @@ def _built(what: Any, arguments: Any) -> Any:
     return makers[what.name](*arguments)
 
 
-def _view(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _View:
-    """A tensor whose elements lie one after the other."""
+def _view(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = None, hooks: Any = None,
+    metadata: Any = None,
+) -> _View:  # fmt: skip
+    """A tensor whose elements lie one after the other and are as they are stored."""
+    if metadata:
+        raise ValueError(f"a tensor with metadata {show(metadata)}, which change its numbers")
     if not isinstance(storage, _Storage) or not isinstance(shape, tuple) or len(shape) > RANK:
         raise ValueError("a tensor of another form")
     sizes, steps = tuple(map(_whole, shape)), tuple(map(_whole, strides))
+    count = math.prod(sizes)
+    if count > storage.count - _whole(offset):
+        raise ValueError(f"a tensor {show(sizes)} of a storage of {storage.count}")
     step = 1
     for size, found in zip(reversed(sizes), reversed(steps), strict=True):
-        if size > 1 and found != step:
+        if count and size > 1 and found != step:
             raise ValueError(f"a tensor {show(sizes)} with strides {show(steps)}")
         step *= size
-    if not 0 < step <= storage.count - _whole(offset):
-        raise ValueError(f"a tensor {show(sizes)} of a storage of {storage.count}")
     return _View(storage, offset, sizes)
 
 

@@ -44,6 +44,7 @@ from centella.check.cases.rows import (
     reduce,
     sample,
     softmax,
+    speech_scores,
     speech_token,
     topk,
 )
@@ -63,6 +64,7 @@ TABLE: dict[str, Row] = {
     "cumsum": cumsum(),
     "sample": sample(),
     "speech_token": speech_token(),
+    "speech_scores": speech_scores(),
     "softmax": softmax(),
     "norm": norm(),
     "mean_pool": mean_pool(),

@@ -15,14 +15,9 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import i8, u32
-from centella.ops.quant.numbers import field
+from centella.ops.quant.numbers import number
 
 BLOCK = 64  # keys
-
-
-def wide(value: Any) -> Any:
-    """An i8 as f32, by its bits, which is exact and quicker than a conversion."""
-    return field(lang.bitcast(value, u32) + 128, 0, 255, 128)
 
 
 def piece_of(source: Any, vector: bool) -> int:
@@ -32,7 +27,7 @@ def piece_of(source: Any, vector: bool) -> int:
     return int(source.dtype.per_word if source.dtype is i8 else source.dtype.per_chunk)
 
 
-def load_piece(source: Any, place: Any, width: int, scale: Any = None) -> list[Any]:
+def load_piece(source: Any, start: Any, width: int, scale: Any = None) -> list[Any]:
     """`width` elements of a row as f32, from a multiple of the width on.
 
     Args:
@@ -40,12 +35,12 @@ def load_piece(source: Any, place: Any, width: int, scale: Any = None) -> list[A
     """
     per = source.dtype.per_word
     if width == 1:
-        values = [source[place]]
+        values = [source[start]]
     elif width == source.dtype.per_chunk:
-        values = source.load(place)
+        values = source.load(start)
     else:
-        values = [v for j in range(0, width, per) for v in source.load_word(place + j)]
-    return values if scale is None else [wide(value) * scale for value in values]
+        values = [v for j in range(0, width, per) for v in source.load_word(start + j)]
+    return values if scale is None else [number(value) * scale for value in values]
 
 
 class Lines:
@@ -73,29 +68,29 @@ class Lines:
         """Where key 0 and its value would begin if all keys lay as those of this key's block do."""
         if self._table is None:
             return self._heads
-        number, entry = self._block(key)
+        which, entry = self._block(key)
         return [
             at + entry * lang.parameter(f"{name}t", u32)
-            - number * BLOCK * lang.parameter(f"{name}l", u32)
+            - which * BLOCK * lang.parameter(f"{name}l", u32)
             for name, at in zip("kv", self._heads, strict=True)
         ]  # fmt: skip
 
     def _block(self, key: Any) -> tuple[Any, Any]:
         """Which block of its sequence a key is in, and which of the pool that is."""
-        number = lang.minimum(key, lang.parameter("lk", u32) - 1) // BLOCK
-        entry = self._table[self._b * lang.parameter("tb", u32) + number]
-        return number, lang.minimum(lang.bitcast(entry, u32), lang.parameter("pool", u32) - 1)
+        which = lang.minimum(key, lang.parameter("lk", u32) - 1) // BLOCK
+        entry = self._table[self._b * lang.parameter("tb", u32) + which]
+        return which, lang.minimum(lang.bitcast(entry, u32), lang.parameter("pool", u32) - 1)
 
     def scales(self, first: Any) -> list[Callable[[Any], Any]]:
         """What gives the scale of a key, and of a value, in the block of key `first`; else None."""
         scales = self._scales
         if scales is None:
             return [lambda _: None] * 2
-        pitch, place = lang.parameter("sl", u32), self._head * lang.parameter("sh", u32)
+        pitch, start = lang.parameter("sl", u32), self._head * lang.parameter("sh", u32)
         if self._table is None:
-            place = place + self._b * lang.parameter("sb", u32)
+            start = start + self._b * lang.parameter("sb", u32)
         else:
-            number, entry = self._block(first)
-            place = place + entry * lang.parameter("st", u32) - number * BLOCK * pitch
-        values = place + lang.parameter("se", u32)
-        return [lambda key, at=at: scales[at + key * pitch] for at in (place, values)]
+            which, entry = self._block(first)
+            start = start + entry * lang.parameter("st", u32) - which * BLOCK * pitch
+        values = start + lang.parameter("se", u32)
+        return [lambda key, at=at: scales[at + key * pitch] for at in (start, values)]

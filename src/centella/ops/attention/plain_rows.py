@@ -92,10 +92,10 @@ def _behind(form: Form[AttentionAttrs], inner: Form[AttentionAttrs], lowered: Lo
     masks = form.attrs.masks
     kept = [3 + i for i, name in enumerate(masks) if name not in REPLACED]
     # q; keys and values, which are temporaries; masks; the result; temporaries of its own
-    places = [0, count + 1, count + 2, *kept, count]
-    places += range(count + 3, count + 3 + len(lowered.temporaries))
+    indices = [0, count + 1, count + 2, *kept, count]
+    indices += range(count + 3, count + 3 + len(lowered.temporaries))
     calls = (
-        replace(call, tensors=tuple(replace(r, index=places[r.index]) for r in call.tensors))
+        replace(call, tensors=tuple(replace(r, index=indices[r.index]) for r in call.tensors))
         for call in lowered.calls
     )
     return Lowered((_ordering(form, rows), *calls), (rows, rows, *lowered.temporaries))

@@ -25,7 +25,7 @@ from centella.ops.matmul.problem import THIN, Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
 from centella.ops.matmul.sums import SUBGROUP, finish
 from centella.ops.matmul.table import row_of
-from centella.ops.quant.numbers import bytes_of, field
+from centella.ops.quant.numbers import bytes_of, number
 from centella.specs import Caps
 
 PARTIAL = 2  # up to so many rows of x a step has sums of its own: shorter chains of additions
@@ -89,11 +89,6 @@ def let_next_in(early: bool) -> None:
     """Let the next launch take its places where nothing but sums is left to do."""
     if early:
         lang.ptx.launch_dependents()
-
-
-def number(value: Any) -> Any:
-    """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
-    return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
 
 
 class Rows(Struct, frozen=True, eq=False):

@@ -25,7 +25,7 @@ from centella.ops.matmul.parts import added
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Constants, Product, tiles_launch
 from centella.ops.matmul.table import STAGES, TILES, Tile, row_of
-from centella.ops.matmul.thin import number
+from centella.ops.quant.numbers import number
 from centella.specs import Caps, make_spec
 
 SPLITS = (2, 4, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from centella import lang
-from centella.dtypes import f32
+from centella.dtypes import f32, u32
 
 MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
 MAGIC_VALUE = 8388608.0
@@ -21,6 +21,11 @@ def field(word: Any, start: int, mask: int, zero: int) -> Any:
     """The bits of a word from `start` on that a mask keeps, up to 255, less `zero`, as f32."""
     shifted = word >> start if start else word
     return small(shifted if start + mask.bit_length() == 32 else shifted & mask, zero)
+
+
+def number(value: Any) -> Any:
+    """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
+    return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
 
 
 def bytes_of(words: list[Any]) -> list[Any]:
