@@ -194,6 +194,8 @@ def test_names_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_refused() -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"devices": "every"}, ShapeError, "load: expected devices of all, got 'every'"),
+        ({"devices": 5}, DTypeError, 'expected "all" or a list of devices, got int'),
+        ({"devices": cpu()}, DTypeError, 'expected "all" or a list of devices, got Device'),
         ({"devices": []}, DeviceError, "devices: expected one or more, each once"),
         ({"devices": ["cpu", "cpu"]}, DeviceError, "devices: expected one or more, each once"),
         (

@@ -24,7 +24,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out, unit_rows
-from centella.ops.cache import cache_scalars, cache_shape, place_in, write_reference
+from centella.ops.cache import cache_scalars, cache_shape, place_in, whole_rows, write_reference
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
@@ -225,12 +225,8 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
     rows, width = batch * all_heads * tokens, width_of(y, layout["chunk"])
-    # What pads a row is written as well: attention loads chunks.
-    pitches = {s.strides[-2] for s in (keys, values, y)}
-    across = max(pitches) if len(pitches) == 1 and max(pitches) - dim < y.dtype.per_chunk else dim
-    call = rows_call(
-        kernel, refs, rows, max(across, dim), width, scalars, tuple(layout.items()), params
-    )
+    across = whole_rows(keys, values, y)
+    call = rows_call(kernel, refs, rows, across, width, scalars, tuple(layout.items()), params)
     return Lowered((call,))
 
 

@@ -180,18 +180,19 @@ class Embedder:
 
         Args:
             texts: as for `encode`; one `str` is a list of one.
-            outputs: of `self.outputs`: "dense": vectors; "sparse": weights of tokens; "multi": a
-                vector for each token. All come from one pass of the model.
+            outputs: one or several of `self.outputs`: "dense": vectors; "sparse": weights of
+                tokens; "multi": a vector for each token. All come from one pass of the model.
             options: of `encode`, by name; `dim`, `dtype` and `normalize` are of dense vectors.
 
         Raises:
             ShapeError: another output, or none; CentellaError: as `encode`.
         """
-        if not outputs:
+        names = listed("embed", outputs)
+        if not names:
             raise ShapeError("embed: expected one or more outputs, got none")
-        for name in [outputs] if isinstance(outputs, str) else outputs:
+        for name in names:
             one_of("embed", "outputs", name, self.outputs)
-        return self._embedded(texts, outputs=tuple(dict.fromkeys(outputs)), **options)
+        return self._embedded(texts, outputs=tuple(dict.fromkeys(names)), **options)
 
     def _embedded(
         self, texts: str | Iterable[str], batch_size: int = 32, normalize: bool | None = None,
@@ -324,7 +325,8 @@ class Embedder:
             a, b: dense vectors [n, dim] and [m, dim], or one [dim]: as the folder says
                 (`config.similarity`); lists of sparse weights: the sum of the products of those
                 that both texts have; lists of multi vectors [tokens, dim]: of each token of `a` the
-                largest product with a token of `b`, and the mean of these.
+                largest product with a token of `b`, and the mean of these. A dict is the sparse
+                weights of one text; an empty list is no text, of either kind.
 
         Raises:
             ShapeError: outputs of two kinds, or vectors of unequal lengths.
