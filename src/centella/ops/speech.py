@@ -158,10 +158,13 @@ def _figures(
 
 
 def _take(
-    *, team: Team, timed: bool, random: bool, figures: Any, places: Any, logits: Any, notes: Any,
-    sums: Any, token: Any, y: Any,
+    *, team: Team, timed: bool, random: bool, figures: Any, places: Any, notes: Any, sums: Any,
+    token: Any, y: Any, logits: Any = None, levels: Any = None,
 ) -> None:  # fmt: skip
-    """A team has a row: text or times, the token, and what is noted of it."""
+    """A team has a row: text or times, the token, and what is noted of it.
+
+    Logits and levels tell the logit of a token that is drawn.
+    """
     parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
     row = Row(team, 1, parts, rows)
     found = []
@@ -175,7 +178,15 @@ def _take(
 
         found.append(_put_together(row, figure, lambda item, at=at: places[at(item)], 1 + random))
     with lang.if_(row.first()):
-        _note(found, row.number, random, logits, notes, sums, token, y)
+        place, top, weight = _chosen(found)
+        own = top
+        if random:
+            column = lang.select(place == NONE, 0, place)
+            level = lang.bitcast(levels[column], u32)
+            may = Rules(notes, row.number, timed).allowed(column, level)
+            own = lang.select(may, logits[row.number, column], NEVER)
+        gained = (own - top) - lang.log(weight)
+        _note(place, gained, row.number, notes, sums, token, y)
 
 
 def _put_together(
@@ -205,10 +216,8 @@ def times_are_likelier(text: Any, time: Any, weight: Any) -> Any:
     return weight * lang.exp(time - most) > lang.exp(text - most)
 
 
-def _note(
-    found: list[Any], row: Any, random: bool, logits: Any, notes: Any, sums: Any, token: Any, y: Any
-) -> None:
-    """Choose between text and times; one thread writes what is known of the row now."""
+def _chosen(found: list[Any]) -> tuple[Any, Any, Any]:
+    """The token, of text or of times; of what is allowed the largest logit, and the weights."""
     weight, top, best, place = found[0]
     if len(found) > 1:
         time_weight, time_top, time_best, time_place = found[1]
@@ -221,13 +230,16 @@ def _note(
         top = lang.select(likelier, time_top, most)
     else:
         place = lang.select(lang.isnan(top), NONE, place)
-    own = top
-    if random:
-        own = lang.minimum(logits[row, lang.select(place == NONE, 0, place)], top)
+    return place, top, weight
+
+
+def _note(
+    place: Any, gained: Any, row: Any, notes: Any, sums: Any, token: Any, y: Any
+) -> None:  # fmt: skip
+    """One thread writes what is known of the row now."""
     end, zero = lang.parameter("end", u32), lang.parameter("zero", u32)
     ended = notes[row, ENDED] != 0
     chosen = lang.select(ended, end, place)
-    gained = (own - top) - lang.log(weight)
     sums[row, 0] = sums[row, 0] + lang.select(ended, 0.0, gained)
     steps, was, last = notes[row, STEPS], notes[row, WAS], notes[row, LAST]
     is_time = (chosen >= zero) & (chosen != NONE)
@@ -398,15 +410,16 @@ def lower(form: Form[SpeechAttrs], caps: Caps) -> Lowered:
         reads["sums"] = Ref(1, sums)
     survey, scratch, parts = surveyed(reads, attrs, 9, caps)
     few = team_of(parts, 1, caps)
+    drawn = {n: reads[n] for n in ("logits", "levels") if attrs.random}
+    ranks = {"figures": 1, "places": 1, **{n: len(ref.spec.shape) for n, ref in drawn.items()}}
     take = Call(
         take_kernel,
-        (Ref(9, scratch[0]), Ref(10, scratch[1]), Ref(3, logits), Ref(8, form.outputs[3]),
+        (Ref(9, scratch[0]), Ref(10, scratch[1]), *drawn.values(), Ref(8, form.outputs[3]),
          Ref(0, notes), Ref(1, sums), Ref(2, token)),
         (("parts", parts), ("rows", rows), *attrs.tokens),
         (("random", attrs.random), ("timed", attrs.timed), ("team", few)),
         few.groups(rows), few.threads,
-        face({"figures": 1, "places": 1, "logits": 2}, {"y": 1},
-             {"notes": 2, "sums": 2, "token": 2}),
+        face(ranks, {"y": 1}, {"notes": 2, "sums": 2, "token": 2}),
     )  # fmt: skip
     return Lowered((survey, take), scratch)
 
