@@ -197,6 +197,10 @@ def test_a_lost_device_gets_no_more_texts(caplog: pytest.LogCaptureFixture) -> N
     for texts in (["a"], ["b"], TEXTS):
         np.testing.assert_allclose(model.encode(texts, 4), alone.encode(texts, 4), atol=1e-6)
     assert (len(tries), len(caplog.messages)) == (1, 1)
+    closed = two()
+    closed.warm()
+    closed.model.device.close()
+    np.testing.assert_allclose(closed.encode("a"), alone.encode("a"), atol=1e-6)
     fail(model.replicas[0], ct.OutOfMemoryError("full"))
     with pytest.raises(DeviceError, match=r"every device failed: cpu: gone; cpu \(1\): full"):
         model.encode("a")

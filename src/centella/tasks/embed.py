@@ -64,9 +64,6 @@ class Embedder:
         config: length limit (`config.max_length` tokens), pooling, normalisation, prompts.
         dense: products after the pooling.
         heads: products for what each token gives, by output: "sparse", "multi".
-        replicas: the same model on further devices, which share the batches of each call. They
-            take over `config`; `model`, `dense` and `heads` are theirs: who changes those changes
-            them in all, then sets `replicas` again.
     """
 
     def __init__(
@@ -113,7 +110,11 @@ class Embedder:
 
     @property
     def replicas(self) -> tuple[Embedder, ...]:
-        """The same model on further devices."""
+        """The same model on further devices, which share the batches of each call.
+
+        They use this `config`. They have a `model`, `dense` and `heads` of their own: after a
+        change of those here, change those of each replica too, then set `replicas` again.
+        """
         return self._replicas
 
     @replicas.setter
