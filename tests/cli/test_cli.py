@@ -290,6 +290,11 @@ def test_embed_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == alone
     twice = failed("embed", "a", "--model", TINY, "--devices", "cpu,cpu")
     assert "devices: expected one or more, each once" in twice
+    spaced = call("embed", "a", "b", "--model", TINY, "--devices", " cpu ", "--json")
+    assert json.loads(spaced.stdout) == alone
+    for names in ("cpu,", ",cpu", "cpu, ,webgpu", ""):
+        refused = failed("embed", "a", "--model", TINY, "--devices", names)
+        assert f"--devices: expected all, or names with commas, got {names!r}" in refused
     assert "expected device or devices, got both" in failed(
         "embed", "a", *ON_CPU, "--devices", "all"
     )

@@ -40,6 +40,7 @@ def test_a_decoder_ranks_by_an_instruction() -> None:
     folder = DATA / "rerankers" / "qwen3"
     command = ("rank", "the lake", *DOCUMENTS[:3], "--model", folder, "--json", *CPU)
     found = json.loads(call(*command, "--instruction", "Judge the style").stdout)["ranked"]
+    assert "instruction: expected valid Unicode" in failed(*command, "--instruction", "\udcff")
     model = ct.load(folder, device="cpu", task="classify")
     ranked = model.rank("the lake", DOCUMENTS[:3], instruction="Judge the style")
     assert [r["row"] for r in found] == [r.index for r in ranked]

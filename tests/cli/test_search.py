@@ -60,6 +60,27 @@ def test_an_interrupted_command_goes_on(
     assert {f.name for f in tmp_path.iterdir()} == {"v.npy", "lines.txt"}
 
 
+def test_a_command_that_goes_on_counts_the_texts_that_were_cut_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, saved = tmp_path / "lines.txt", tmp_path / "v.npy"
+    lines.write_text("storm " * 90 + "\n" + "short\n" * 70 + "storm " * 80 + "\n")
+    command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, *ON_CPU)
+    embed = Embedder.embed
+
+    def interrupted(model: Embedder, texts: list[str], **options: object) -> object:
+        if len(texts) < 64:
+            raise KeyboardInterrupt
+        return embed(model, texts, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedder, "embed", interrupted)
+        assert call(*command).exit_code and not saved.exists()
+    done = call(*command)
+    assert "goes on behind 64 of 72 texts" in done.stderr
+    assert "embed: 2 of 72 texts were cut at 48 tokens" in done.stderr
+
+
 def test_search_says_what_is_wrong(tmp_path: Path, lines: Path) -> None:
     np.save(tmp_path / "v.npy", np.ones((2, 5), np.float32))
     other = failed("search", tmp_path / "v.npy", "a", *ON_CPU)

@@ -53,9 +53,7 @@ def encoder(name: str) -> nn.EncoderBlock:
     return nn.EncoderBlock(WIDTH, HEADS, INNER, norm_first=False)
 
 
-def decoder(
-    name: str, device: ct.Device, dtype: str
-) -> tuple[Arrays, nn.DecoderBlock, tuple[ct.Tensor, ct.Tensor]]:
+def decoder(name: str, device: ct.Device, dtype: str) -> tuple[Arrays, nn.DecoderBlock, ct.Tensor]:
     """What is stored, the block with its weights, and the keys and values of the memory."""
     arrays, first = stored(name), name == "decoder_pre"
     block = nn.DecoderBlock(

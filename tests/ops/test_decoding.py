@@ -63,7 +63,7 @@ def simulated(form: Form[Any], given: Given, *, ptx: bool = False) -> list[Array
 def wanted(form: Form[Any], given: Given) -> list[Array]:
     """The same by the formula, in float64."""
     arrays = [rounded(a, d) if d.is_float else a.copy() for a, d in given]
-    result = form.op.reference(*arrays, **form.named)  # type: ignore[misc]  # it has one
+    result = form.op.reference(*arrays, **form.named)  # it has one
     return list(result) if isinstance(result, tuple) else [result]
 
 

@@ -100,10 +100,9 @@ def test_a_layer_norm_and_an_epilogue(
     h = off / np.sqrt((off * off).mean(-1, keepdims=True) + EPS) * norm + shift
     wanted = np.maximum(h @ w.T + bias, 0) + residual
     given = [ct.asarray(a, "f32", device) for a in (x, w, norm, shift, bias, residual)]
-    names = ("norm", "shift", "bias", "residual")
     y = functional.normed_linear(
-        *given[:2], **dict(zip(names, given[2:], strict=True)), kind="layer", eps=EPS,
-        activation="relu",
+        *given[:2], norm=given[2], shift=given[3], bias=given[4], residual=given[5], kind="layer",
+        eps=EPS, activation="relu",
     )  # fmt: skip
     np.testing.assert_allclose(y.numpy(), wanted, atol=1e-4)
 
@@ -112,10 +111,10 @@ def test_bad_calls() -> None:
     x, w = ct.zeros((1, 8), device="cpu"), ct.zeros((6, 8), device="cpu")
     for more in ({"residual": x}, {"activation": "gelu"}):
         with pytest.raises(ShapeError, match="a gate, or an activation and a residual"):
-            functional.normed_linear(x, w, gate="silu", **more)  # type: ignore[arg-type]
+            functional.normed_linear(x, w, gate="silu", **more)
     for more in ({"shift": w[0]}, {"kind": "layer"}):
         with pytest.raises(ShapeError, match="expected norm= with kind='layer'"):
-            functional.normed_linear(x, w, **more)  # type: ignore[arg-type]
+            functional.normed_linear(x, w, **more)
     with pytest.raises(ShapeError, match="activation"):
         functional.normed_linear(x, w, gate="sine")
     attrs = {"gate": "", "eps": 0.0, "alpha": 1.0, "dtype": ""}

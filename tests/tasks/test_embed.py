@@ -197,7 +197,7 @@ def test_arguments_of_other_libraries(on_cpu: Embedder, name: str, hint: str) ->
     with pytest.raises(DTypeError, match=rf"encode: unknown argument {name}=; .*{hint}"):
         on_cpu.encode(["ok"], **{name: None})  # type: ignore[arg-type]
     with pytest.raises(DTypeError, match=rf"embed: unknown argument {name}=; .*{hint}"):
-        on_cpu.embed(["ok"], **{name: None})
+        on_cpu.embed(["ok"], ("dense",), **{name: None})
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def ranker(device: ct.Device) -> Classifier:
 
 def shares() -> np.ndarray:
     logits = np.load(FOLDER / "expected.npz")["logits"]
-    return 1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))
+    found: np.ndarray = 1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))
+    return found
 
 
 @pytest.mark.devices(*EVERY)
@@ -84,6 +85,8 @@ def test_what_a_decoder_that_ranks_refuses(tmp_path: Path) -> None:
     wrong: object = 3
     with pytest.raises(DTypeError, match="instruction: expected str, got int"):
         model.rank(QUERY, DOCUMENTS, instruction=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"instruction: expected valid Unicode, got .*'\\ud800'"):
+        model.predict((QUERY, "a"), instruction="\ud800")
     with pytest.raises(DTypeError, match=r"texts\[1\]: expected str, got int"):
         model.rank(QUERY, ["a", 7])  # type: ignore[list-item]
     folder = tmp_path / "other"

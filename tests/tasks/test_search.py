@@ -79,6 +79,22 @@ def test_vectors_of_a_device_and_of_files(tmp_path: Path) -> None:
     )
 
 
+def test_vectors_that_are_no_arrays() -> None:
+    rows = [[1.0, 2.0], [3.0, -4.0]]
+    wide = np.array(rows)
+    for given in (rows, tuple(map(tuple, rows))):
+        index = ct.Index(given, device="cpu")
+        assert (index.shape, index.dtype) == ((2, 2), ct.f32)
+        np.testing.assert_array_equal(index.search(wide, 2).rows, [[0, 1], [1, 0]])
+    assert ct.Index(wide, device="cpu", dtype="f32").shape == (2, 2)
+    for wrong, text in ((wide, r"pass dtype="), (None, "got NoneType"), ("ab", "got str"),
+                        ([[1, 2]], "expected floats, got i32")):  # fmt: skip
+        with pytest.raises(ct.DTypeError, match=text):
+            ct.Index(wrong, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(ct.ShapeError, match="Index"):
+        ct.Index([[1.0], [1.0, 2.0]], device="cpu")
+
+
 def test_what_is_refused() -> None:
     good = RNG.standard_normal((4, 3)).astype(np.float32)
     bad = good.copy()

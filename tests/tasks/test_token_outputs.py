@@ -119,6 +119,14 @@ def test_how_alike_texts_are(tmp_path: Path) -> None:
         model.similarity(queries.sparse, found.dense)
     with pytest.raises(ShapeError, match="expected outputs of one kind"):
         model.similarity(queries.sparse, found.multi)
+    with pytest.raises(ShapeError, match=r"got dense and multi; .* multi as a list of one"):
+        model.similarity(found.multi[0], found.multi)
+    for some in (queries.dense, queries.sparse, queries.multi, np.zeros((2, 20), np.float32)):
+        assert model.similarity(some, []).shape == (2, 0)
+        assert model.similarity([], some).shape == (0, 2)
+    assert model.similarity({1: 1.0}, []).shape == model.similarity(np.ones(20), []).shape == (1, 0)
+    assert model.similarity([], []).shape == (0, 0)
+    assert model.similarity(np.zeros(0, np.float32), ()).shape == (0, 0)
     with pytest.raises(ShapeError, match="of one dim, got"):
         model.similarity(queries.multi, [np.ones((2, 7), np.float32)])
 
@@ -129,6 +137,7 @@ def test_outputs_that_a_model_does_not_give(tmp_path: Path) -> None:
         plain.embed(["rain"], ("dense", "sparse"))
     with pytest.raises(ShapeError, match="expected one or more outputs, got none"):
         plain.embed(["rain"], ())
+    assert plain.embed(["rain", "sea"], "dense").dense.shape == (2, plain.dim)
     with pytest.raises(DTypeError, match=r"encode: unknown argument outputs=; embed\("):
         plain.encode(["rain"], outputs=("dense",))  # type: ignore[arg-type]
     folder = folder_of(tmp_path / "b")

@@ -45,6 +45,39 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, suffix: str) -> None:
         assert stored.texts == [f"text {i}" for i in range(10)] and stored.model == "m"
 
 
+def test_a_run_that_goes_on_knows_how_many_texts_were_cut(tmp_path: Path) -> None:
+    path = tmp_path / "v.npy"
+    for cut in (3, 0, 2):
+        with VectorFile(path, 3, ABOUT) as file:
+            before = file.cut
+            file.append(ROWS, cut)
+            assert file.cut == before + cut
+    with VectorFile(path, 3, ABOUT) as file:
+        assert (file.rows, file.cut) == (30, 5)
+    with VectorFile(path, 3, ABOUT, restart=True) as file:
+        assert (file.rows, file.cut) == (0, 0)
+
+
+@pytest.mark.parametrize("text", ['{"a"', "[]", "", "[" * 9999, '{"cut": "a"}', '{"cut": 1.5}'])
+def test_a_note_from_which_no_run_is_known(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "v.npy"
+    Path(f"{path}.part").write_bytes(bytes(HEADER + 36))
+    Path(f"{path}.part.note").write_text(f"{HEADER + 36}\n{text}")
+    with pytest.raises(WeightsError, match=r"v\.npy\.part\.note: expected .* --restart") as caught:
+        VectorFile(path, 3, ABOUT)
+    assert len(str(caught.value)) < len(str(path)) + 300
+    with VectorFile(path, 3, ABOUT, restart=True) as file:
+        assert file.rows == 0
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("dim", [0, 8])
+def test_no_rows(tmp_path: Path, suffix: str, dim: int) -> None:
+    path = tmp_path / f"v{suffix}"
+    write_vectors(path, np.zeros((0, dim), np.float32))
+    assert open_vectors(path).vectors.shape == (0, dim)
+
+
 def test_rows_of_another_run_are_kept_until_they_are_given_up(tmp_path: Path) -> None:
     path = tmp_path / "v.npy"
     with VectorFile(path, 3, ABOUT) as file:

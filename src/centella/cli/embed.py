@@ -72,6 +72,7 @@ class Work(Struct, eq=False):
     Attributes:
         options: of `Embedder.embed`; tell: is called with texts done and of all.
         cut: the texts so far of which the model has not read all.
+        cut_before: how many more there were in an interrupted run that this one goes on with.
     """
 
     embedder: Embedder
@@ -80,6 +81,7 @@ class Work(Struct, eq=False):
     options: Mapping[str, Any]
     tell: Callable[[int, int], None]
     cut: list[Cut] = []
+    cut_before: int = 0
 
     def vectors(self, begin: int, end: int) -> Any:
         """Vectors of the texts `begin` to `end`."""
@@ -148,10 +150,11 @@ def run(
         out_json({**made, "timing_ms": stages.found} if timing else made, indent=None)
     elif output is not None:
         out(f"{in_line(output)}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
-    if work.cut:
+    cuts = work.cut_before + len(work.cut)
+    if cuts:
         most = embedder.config.max_length
         err(
-            f"embed: {len(work.cut):,} of {len(lines):,} texts were cut at {most} tokens, which is "
+            f"embed: {cuts:,} of {len(lines):,} texts were cut at {most} tokens, which is "
             f"what the model reads; --chunk {most} embeds all of a text"
         )
     if show_ledger:
@@ -189,11 +192,13 @@ def _save(
         return vectors
     name, dim = in_line(output), work.options.get("dim", work.embedder.dim)
     with VectorFile(output, dim, about, restart=restart) as file:
+        work.cut_before = file.cut
         if file.rows:
             err(f"{name}: goes on behind {file.rows:,} of {total:,} texts")
         try:
             while file.rows < total:
-                file.append(work.vectors(file.rows, file.rows + SAVED * work.batch_size))
+                vectors = work.vectors(file.rows, file.rows + SAVED * work.batch_size)
+                file.append(vectors, work.cut_before + len(work.cut) - file.cut)
         except BaseException:
             if file.rows:
                 err(f"{name}: {file.rows:,} of {total:,} texts are saved; the same command goes on")

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from centella.cli.output import progress
-from centella.tasks.load import load
+from centella.errors import CentellaError
+from centella.tasks.load import Devices, load
 
 SOON = 0.7  # seconds: a model that is loaded by then needs no bar, whose drawing takes a while
 
@@ -33,7 +34,21 @@ def load_shown(
             for bar in drawn:
                 bar(done, total, f"{done // megabyte:,} of {total // megabyte:,} MB of weights")
 
-        several: Any = devices if devices in (None, "all") else str(devices).split(",")
         return load(
-            model, device, dtype, quantize=quantize, task=task, progress=tell, devices=several
-        )
+            model, device, dtype, quantize=quantize, task=task, progress=tell,
+            devices=_listed(devices),
+        )  # fmt: skip
+
+
+def _listed(devices: str | None) -> Devices | None:
+    """What `--devices` names.
+
+    Raises:
+        CentellaError: a name is empty.
+    """
+    if devices is None:
+        return None
+    names = [name.strip() for name in devices.split(",")]
+    if not all(names):
+        raise CentellaError(f"--devices: expected all, or names with commas, got {devices!r}")
+    return "all" if names == ["all"] else names

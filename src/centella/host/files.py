@@ -138,15 +138,15 @@ class Growing:
             self._file.close()
             raise
 
-    def append(self, content: bytes) -> None:
-        """Write behind what is there; on return it is on the disk, and noted."""
+    def append(self, content: bytes, note: str) -> None:
+        """Write behind what is there; on return it is on the disk, and the note says so."""
         assert self._file is not None, "open comes first"
         try:
             self._file.write(content)
         except OSError as error:
             error.filename = self.part
             raise
-        self.size += len(content)
+        self.size, self.note = self.size + len(content), note
         self._saved()
 
     def _saved(self) -> None:

@@ -227,7 +227,7 @@ def load(
             library does not have, rows to quantize that are no multiple of 32; names file, tensor,
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
-        DTypeError: another dtype. ShapeError: another `quantize`.
+        DTypeError: another dtype, `devices` that are no list. ShapeError: another `quantize`.
         OutOfMemoryError, LimitError: the device has no room for the weights; raised before any is
             sent, with what is needed, what is free, and which `quantize` would fit.
     """
@@ -286,6 +286,10 @@ def _on_several(
         raise DeviceError("load: expected device or devices, got both")
     if isinstance(devices, str):
         one_of("load", "devices", devices, ("all",))
+    elif not isinstance(devices, Sequence):
+        raise DTypeError(
+            f'load: devices: expected "all" or a list of devices, got {type(devices).__name__}'
+        )
     opened = every_device() if isinstance(devices, str) else [open_device(d) for d in devices]
     if not opened or len({id(d) for d in opened}) < len(opened):
         raise DeviceError(f"load: devices: expected one or more, each once, got {devices!r}")

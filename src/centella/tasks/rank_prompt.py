@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.errors import ShapeError, WeightsError
 from centella.tasks.special import Special
-from centella.tasks.text import Encoded, Tokenizer, checked_texts
+from centella.tasks.text import Encoded, Tokenizer, check_text, checked_texts
 
 BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -65,11 +65,11 @@ class RankPrompt:
         Special tokens that stand in the texts are plain text.
 
         Raises:
-            DTypeError: for what is no text; ShapeError: no room for a document.
+            DTypeError: for what is no text; ShapeError: no room for a document, or a text with a
+                lone surrogate.
         """
         asked = INSTRUCTION if instruction is None else instruction
-        if not isinstance(asked, str):
-            raise DTypeError(f"rank: instruction: expected str, got {type(asked).__name__}")
+        check_text("rank: instruction", asked)
         begin, end = self._frame
         room = most - len(begin) - len(end)
         if room < 1:

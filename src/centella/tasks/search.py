@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32, narrow, widen
+from centella.dtypes import DType, dtype_of, f32, from_host_array, from_numpy, narrow, widen
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
@@ -53,7 +53,7 @@ class Index:
 
     Args:
         vectors: [n, dim] of floats: a NumPy array (also one that is mapped from a file), which is
-            uploaded in pieces, or a Tensor.
+            uploaded in pieces, a Tensor, or what NumPy makes an array of, such as nested lists.
         texts: what each row stands for; kept for the caller.
         device: default: that of the Tensor, else the default device.
         dtype: of the vectors on the device; None: as given, on the CPU f32. "f16" takes half the
@@ -62,15 +62,18 @@ class Index:
 
     Raises:
         ShapeError: vectors of another rank, or none; as many texts as rows are expected.
-        DTypeError: vectors or a dtype that are no floats.
+        DTypeError: vectors or a dtype that are no floats; float64 without `dtype=`.
         ContractError: a number that is not finite, or not within the range of the dtype (65,504 for
             f16); names its row. Of a Tensor, 4 bytes a row are read back to check it.
     """
 
     def __init__(
-        self, vectors: Array | Tensor, *, texts: Sequence[str] | None = None,
-        device: str | Device | None = None, dtype: str | DType | None = None,
+        self, vectors: Array | Tensor | Sequence[Sequence[float]], *,
+        texts: Sequence[str] | None = None, device: str | Device | None = None,
+        dtype: str | DType | None = None,
     ) -> None:  # fmt: skip
+        if not isinstance(vectors, (Tensor, np.ndarray)):
+            vectors = from_host_array("Index", vectors, None)[0]
         if len(vectors.shape) != 2 or not all(vectors.shape):
             raise ShapeError(f"Index: expected vectors [n, dim], got {list(vectors.shape)}")
         if texts is not None and len(texts) != vectors.shape[0]:
@@ -80,7 +83,12 @@ class Index:
             )
         where_to = vectors.device if isinstance(vectors, Tensor) and device is None else device
         self.device: Device = open_device(where_to)
-        given = vectors.dtype if isinstance(vectors, Tensor) else dtype_of(vectors.dtype)
+        if isinstance(vectors, Tensor):
+            given = vectors.dtype
+        elif dtype is not None and vectors.dtype == np.float64:
+            given = f32
+        else:
+            given = from_numpy(vectors.dtype, "Index")
         kind = dtype_of(dtype) if dtype is not None else given
         if not given.is_float or not kind.is_float:
             raise DTypeError(f"Index: expected floats, got {given.name} as {kind.name}")

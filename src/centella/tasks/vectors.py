@@ -16,6 +16,7 @@ DTYPES = {
     "f32": np.float32, "f16": np.float16, "int8": np.int8, "uint8": np.uint8, "binary": np.int8,
     "ubinary": np.uint8,
 }  # fmt: skip
+EMPTY, DENSE, SPARSE, MULTI = "empty", "dense", "sparse", "multi"  # kinds of outputs
 FEW = 100  # vectors, whose own ranges say little of others
 
 
@@ -75,14 +76,21 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
         sparse   lists of weights by token: the sum of the products of those that both have
         multi    lists of vectors [tokens, dim]: the mean of the best products of a's tokens
 
+    An empty list is of the other's kind.
+
     Raises:
         ShapeError: outputs of two kinds, or vectors of unequal lengths.
     """
-    sparse, multi = ([form(x) for x in (a, b)] for form in (_is_sparse, _is_multi))
-    if any(sparse) or any(multi):
-        if not all(sparse) and not all(multi):
-            raise ShapeError("similarity: expected outputs of one kind: dense, sparse or multi")
-        alike = _sparse_similarity if all(sparse) else _multi_similarity
+    first, second = _form(a), _form(b)
+    if first == EMPTY or second == EMPTY:
+        return np.zeros((_count(a), _count(b)), np.float32)
+    if first != second:
+        raise ShapeError(
+            f"similarity: expected outputs of one kind, got {first} and {second}; those of one "
+            f"text are sparse as a dict, multi as a list of one array"
+        )
+    if first != DENSE:
+        alike = _sparse_similarity if first == SPARSE else _multi_similarity
         rows = [[alike(x, y) for y in _listed(b)] for x in _listed(a)]
         return np.array(rows, np.float32).reshape(len(rows), len(_listed(b)))
     x, y = (np.atleast_2d(np.asarray(v, np.float32)) for v in (a, b))
@@ -105,13 +113,27 @@ def _listed(outputs: Any) -> Sequence[Any]:
     return [outputs] if isinstance(outputs, Mapping) else outputs
 
 
-def _is_sparse(outputs: Any) -> bool:
+def _form(outputs: Any) -> str:
+    """The kind of outputs."""
     listed = _listed(outputs)
-    return isinstance(listed, (list, tuple)) and bool(listed) and isinstance(listed[0], Mapping)
+    if isinstance(listed, np.ndarray):
+        return EMPTY if listed.shape == (0,) else DENSE
+    if isinstance(listed, (list, tuple)):
+        if not listed:
+            return EMPTY
+        if isinstance(listed[0], Mapping):
+            return SPARSE
+        if np.ndim(listed[0]) == 2:
+            return MULTI
+    return DENSE
 
 
-def _is_multi(outputs: Any) -> bool:
-    return isinstance(outputs, (list, tuple)) and bool(outputs) and np.ndim(outputs[0]) == 2
+def _count(outputs: Any) -> int:
+    """Of how many texts outputs are."""
+    form = _form(outputs)
+    if form == EMPTY:
+        return 0
+    return len(np.atleast_2d(outputs) if form == DENSE else _listed(outputs))
 
 
 def _sparse_similarity(a: Mapping[int, float], b: Mapping[int, float]) -> float:

@@ -20,10 +20,12 @@ from msgspec import Struct
 
 from centella.errors import MissingExtraError, ShapeError, WeightsError
 from centella.host.files import Growing, replaced
+from centella.weights.model_files import show
 
 Array = np.ndarray[Any, Any]
 SUFFIXES = (".npy", ".parquet", ".arrow")
 VECTORS, TEXTS, MODEL = "embedding", "text", "centella.model"
+CUT = "cut"  # in the note
 HEADER = 128  # bytes of a .npy header, with room for any number of rows
 GROUP = 1 << 16  # rows that a .parquet or .arrow file has together
 
@@ -74,10 +76,12 @@ def _arrow(file: Path) -> Stored:
         table = arrow.parquet.read_table(file)
     else:
         table = arrow.ipc.open_file(arrow.memory_map(str(file))).read_all()
-    flat = _numbers(table.column(VECTORS).combine_chunks())
+    column = table.column(VECTORS)
+    flat = _numbers(column.combine_chunks())
     texts = table.column(TEXTS).to_pylist() if TEXTS in table.column_names else None
     model = (table.schema.metadata or {}).get(MODEL.encode())
-    return Stored(flat.reshape(len(table), -1), texts, model.decode() if model else None)
+    dim = -1 if len(table) else getattr(column.type, "list_size", 0)
+    return Stored(flat.reshape(len(table), dim), texts, model.decode() if model else None)
 
 
 def _numbers(column: Any) -> Array:
@@ -116,9 +120,10 @@ class VectorFile:
 
     Attributes:
         rows: rows that are in the file, those of an interrupted run included.
+        cut: of these, how many are of texts that were cut.
 
     Raises:
-        WeightsError: there are rows of another run.
+        WeightsError: there are rows of another run, or of which nothing can be known.
         MissingExtraError: pyarrow is not installed, which .parquet and .arrow need.
         OSError: the file cannot be written.
     """
@@ -132,17 +137,33 @@ class VectorFile:
             _pyarrow()
         self.dim: int = dim
         self._file = Growing(path)
-        about = {**about, "dim": dim}
-        self.rows: int = 0 if restart else self._rows(about)
-        self._file.open(HEADER + 4 * dim * self.rows if self.rows else 0, json.dumps(about))
+        self._about = {**about, "dim": dim}
+        self.rows: int = 0
+        self.cut: int = 0
+        if not restart and self._file.size > HEADER:
+            cut = self._cut_before()
+            self.rows = (self._file.size - HEADER) // (4 * dim)
+            self.cut = cut if self.rows else 0
+        self._file.open(HEADER + 4 * dim * self.rows if self.rows else 0, self._note())
         if not self.rows:
-            self._file.append(bytes(HEADER))
+            self._file.append(bytes(HEADER), self._note())
 
-    def _rows(self, about: Mapping[str, Any]) -> int:
-        """Whole rows of an interrupted run."""
-        if self._file.size <= HEADER:
-            return 0
-        before = json.loads(self._file.note)
+    def _note(self) -> str:
+        return json.dumps({**self._about, CUT: self.cut})
+
+    def _cut_before(self) -> int:
+        """Texts that an interrupted run has cut; refuses the rows of another run."""
+        try:
+            before = json.loads(self._file.note)
+        except (ValueError, RecursionError):
+            before = None
+        cut = before.get(CUT, 0) if isinstance(before, dict) else None
+        if not isinstance(before, dict) or type(cut) is not int:
+            raise WeightsError(
+                f"{self._file.part}.note: expected what run the rows are of, as JSON, got "
+                f"{show(self._file.note)}; begin anew with --restart"
+            )
+        about = self._about
         other = [k for k in about if before.get(k) != about[k]]
         if other:
             differs = "; ".join(f"{k} {before.get(k)!r}, now {about[k]!r}" for k in other)
@@ -150,7 +171,7 @@ class VectorFile:
                 f"{self._file.part}: expected the rows of this run, got those of another one "
                 f"({differs}); finish that one, or begin anew with --restart"
             )
-        return (self._file.size - HEADER) // (4 * self.dim)
+        return cut
 
     def __enter__(self) -> Self:
         return self
@@ -158,8 +179,11 @@ class VectorFile:
     def __exit__(self, *_: object) -> None:
         self._file.__exit__()
 
-    def append(self, vectors: Array) -> None:
+    def append(self, vectors: Array, cut: int = 0) -> None:
         """Write rows [n, dim] behind those that are there.
+
+        Args:
+            cut: how many of them are of texts that were cut, for `cut` of a run that goes on.
 
         Raises:
             ShapeError: rows of another length. OSError: a full disk.
@@ -168,7 +192,8 @@ class VectorFile:
             raise ShapeError(
                 f"{self.path}: expected rows [n, {self.dim}], got {list(vectors.shape)}"
             )
-        self._file.append(np.ascontiguousarray(vectors, "<f4").tobytes())
+        self.cut += cut
+        self._file.append(np.ascontiguousarray(vectors, "<f4").tobytes(), self._note())
         self.rows += len(vectors)
 
     def finish(self, texts: Sequence[str] = (), model: str = "") -> None:
