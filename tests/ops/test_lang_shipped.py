@@ -865,6 +865,7 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "one token in the bin beside its own decides only at the threshold",
         (),
     ),
+    "chosen[n] = value": ("as the line after the next: sums before the bin", ()),
     "v.set(lang.workgroup_uniform(chosen[1 + n]))": (
         "a threshold that moves within its bin matters only where a token lies between",
         (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,18 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella import nn
 from centella.backends import opening
-from centella.errors import DeviceError, DeviceLostError, DTypeError, ShapeError, WeightsError
+from centella.errors import (
+    CompileError,
+    ContractError,
+    DeviceError,
+    DeviceLostError,
+    DTypeError,
+    LimitError,
+    ShapeError,
+    WeightsError,
+)
 from centella.tasks import several
 from centella.tasks.embed import Embedder
 from tests.support.model_common import DATA
@@ -28,6 +39,18 @@ def cpu() -> ct.Device:
 
 def two(*devices: Any) -> Embedder:
     return ct.load(TINY, devices=devices or (cpu(), cpu()), task="embed")
+
+
+def fail(place: Embedder, error: Exception) -> list[int]:
+    """Make a device fail; the sizes of batches that it got."""
+    sizes: list[int] = []
+
+    def failing(ids: Any, *_: Any) -> Any:
+        sizes.append(len(ids))
+        raise error
+
+    vars(place)["_submit"] = failing
+    return sizes
 
 
 def met(model: Embedder, error: BaseException | None = None, after: int = 0) -> list[list[int]]:
@@ -53,7 +76,7 @@ def met(model: Embedder, error: BaseException | None = None, after: int = 0) -> 
             sizes.append(len(ids))
             return submit(ids, *rest)
 
-        place._submit = submitted  # type: ignore[method-assign]
+        vars(place)["_submit"] = submitted
 
     for place, sizes in zip(places, ran, strict=True):
         watch(place, sizes, error if place is places[-1] else None)
@@ -115,7 +138,7 @@ def test_a_device_that_fails_last_gives_its_batches_back(monkeypatch: pytest.Mon
         raise DeviceLostError("gone")
 
     monkeypatch.setattr(several._Shared, "_work", watched)
-    model.replicas[0]._submit = late  # type: ignore[method-assign]
+    vars(model.replicas[0])["_submit"] = late
     vectors = model.encode(TEXTS, 4)
     np.testing.assert_allclose(vectors, ct.load(TINY, "cpu").encode(TEXTS, 4), atol=1e-6)
 
@@ -123,15 +146,65 @@ def test_a_device_that_fails_last_gives_its_batches_back(monkeypatch: pytest.Mon
 def test_every_device_fails() -> None:
     model = two()
 
-    def gone(*_: Any) -> Any:
+    met(model, ct.OutOfMemoryError("full"))
+    submit = model._submit
+
+    def gone(*given: Any) -> Any:
+        submit(*given)
         raise DeviceLostError("gone")
 
-    met(model, ct.OutOfMemoryError("full"))
-    met_submit = model._submit
-    model._submit = lambda *given: met_submit(*given) and gone()  # type: ignore[method-assign]
+    vars(model)["_submit"] = gone
     with pytest.raises(DeviceError, match="every device failed") as caught:
         model.encode(TEXTS, 4)
     assert "cpu: gone" in str(caught.value) and "cpu (1): full" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ct.OutOfMemoryError("full"), LimitError("wide"), DeviceLostError("gone"),
+        CompileError("softmax", "fn main() {}", "syntax"),
+    ],
+)  # fmt: skip
+def test_every_device_fails_alike(error: Exception) -> None:
+    for count in (60, 1):
+        model = two()
+        for each in (model, *model.replicas):
+            fail(each, error)
+        with pytest.raises(type(error), match=r"every device failed: cpu.*; cpu") as caught:
+            model.encode(TEXTS[:count], 4)
+        assert type(caught.value) is type(error)
+        assert "cpu: " in str(caught.value) and "cpu (1): " in str(caught.value)
+
+
+def test_few_texts_go_to_the_next_device(caplog: pytest.LogCaptureFixture) -> None:
+    alone = ct.load(TINY, "cpu")
+    model = two()
+    tries = fail(model, ct.OutOfMemoryError("full"))
+    np.testing.assert_allclose(model.encode("a"), alone.encode("a"), atol=1e-6)
+    (said,) = caplog.messages
+    assert said == "encode: cpu failed, and its texts go to cpu (1): full"
+    told: list[tuple[int, int]] = []
+    few = model.encode(TEXTS[:3], exact=True, progress=lambda *n: told.append(n))
+    np.testing.assert_allclose(few, alone.encode(TEXTS[:3]), atol=1e-6)
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert len(tries) == 2  # it may have room again
+
+
+def test_a_lost_device_gets_no_more_texts(caplog: pytest.LogCaptureFixture) -> None:
+    model, alone = two(), ct.load(TINY, "cpu")
+    tries = fail(model, DeviceLostError("gone"))
+    for texts in (["a"], ["b"], TEXTS):
+        np.testing.assert_allclose(model.encode(texts, 4), alone.encode(texts, 4), atol=1e-6)
+    assert (len(tries), len(caplog.messages)) == (1, 1)
+    closed = two()
+    closed.warm()
+    closed.model.device.close()
+    np.testing.assert_allclose(closed.encode("a"), alone.encode("a"), atol=1e-6)
+    fail(model.replicas[0], ct.OutOfMemoryError("full"))
+    with pytest.raises(DeviceError, match=r"every device failed: cpu: gone; cpu \(1\): full"):
+        model.encode("a")
+    assert model.encode([]).shape == (0, model.dim)
 
 
 def test_other_errors_are_raised_as_they_are() -> None:
@@ -160,6 +233,41 @@ def test_settings_are_those_of_the_first() -> None:
     np.testing.assert_allclose(model.encode(TEXTS, 4), alone.encode(TEXTS, 4), atol=1e-6)
     exact = model.encode(TEXTS, exact=True)
     np.testing.assert_array_equal(exact, alone.encode(TEXTS, exact=True))
+
+
+def negated(x: ct.Tensor) -> ct.Tensor:
+    return -x
+
+
+def change_dense(model: Embedder) -> None:
+    model.dense = (negated,)  # type: ignore[assignment]
+
+
+def change_heads(model: Embedder) -> None:
+    model.heads["sparse"] = nn.Linear(model.dim, 1)
+
+
+def change_model(model: Embedder) -> None:
+    model.model = ct.load(TINY, cpu()).model
+
+
+def change_weights(model: Embedder) -> None:
+    norm = model.model.embeddings.LayerNorm
+    norm.weight = norm.weight * 2
+
+
+@pytest.mark.parametrize("change", [change_dense, change_heads, change_model, change_weights])
+def test_replicas_are_of_what_was_changed(change: Callable[[Embedder], None]) -> None:
+    model, alone = two(), ct.load(TINY, "cpu")
+    model.encode(TEXTS, 4)
+    change(model)
+    for texts in ("a", TEXTS):
+        with pytest.raises(ContractError, match="change those of each replica too and set replic"):
+            model.encode(texts, 4)
+    for each in (alone, *model.replicas):
+        change(each)
+    model.replicas = model.replicas
+    np.testing.assert_allclose(model.encode(TEXTS, 4), alone.encode(TEXTS, 4), atol=1e-6)
 
 
 def test_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:

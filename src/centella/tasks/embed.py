@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from msgspec.structs import replace
 
-from centella.errors import ShapeError
+from centella.errors import ContractError, DeviceLostError, ShapeError
 from centella.host.log import logger
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
@@ -32,7 +32,7 @@ from centella.tasks.batches import (
 )
 from centella.tasks.chunks import Chunk, Chunker, prepared
 from centella.tasks.embeddings import Embeddings, Pieces, Rows, texts_cut
-from centella.tasks.forward import DENSE, Forward, vectors_of
+from centella.tasks.forward import DENSE, Forward, Parts, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.several import run_on_several
 from centella.tasks.text import checked_texts
@@ -64,7 +64,6 @@ class Embedder:
         config: length limit (`config.max_length` tokens), pooling, normalisation, prompts.
         dense: products after the pooling.
         heads: products for what each token gives, by output: "sparse", "multi".
-        replicas: the same model on further devices, which share the batches of each call.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Embedder:
         self.config = config
         self.dense: tuple[Dense, ...] = tuple(dense)
         self.heads: dict[str, Linear] = dict(heads or {})
-        self.replicas: tuple[Embedder, ...] = ()
+        self.replicas = ()
         self._told_of_cut = False
         self._forward: Forward | None = None
 
@@ -108,6 +107,21 @@ class Embedder:
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+
+    @property
+    def replicas(self) -> tuple[Embedder, ...]:
+        """The same model on further devices, which share the batches of each call.
+
+        They use this `config`. They have a `model`, `dense` and `heads` of their own: after a
+        change of those here, change those of each replica too, then set `replicas` again.
+        """
+        return self._replicas
+
+    @replicas.setter
+    def replicas(self, replicas: tuple[Embedder, ...]) -> None:
+        self._replicas = replicas
+        self._copied = Parts(self)  # what the replicas are copies of
+        self._lost: dict[str, DeviceLostError] = {}  # by the name of a device
 
     @property
     def dim(self) -> int:
@@ -158,6 +172,7 @@ class Embedder:
                 prompt that the folder does not have, a text with a lone surrogate, a chunk of no
                 tokens or of more than the model reads, or an overlap that is no part of a chunk.
             WeightsError: for a token that the model has no vector for.
+            ContractError: on several devices, after a change of the model, `dense` or `heads`.
         """
         refuse_names("encode", other)
         found = self._embedded(
@@ -231,8 +246,11 @@ class Embedder:
             return where._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
 
         batches = batches_of(parts, batch_size, most, room)
-        if self.replicas and len(read) > batch_size:
-            run_on_several(batches, len(read), self._places(submit), rows.take, progress)
+        if self.replicas and read:
+            run_on_several(
+                batches, len(read), self._places(submit), rows.take, progress, self._lost,
+                few=len(read) <= batch_size,
+            )  # fmt: skip
         else:
             run_batches(batches, len(read), partial(submit, self), rows.take, progress)
         found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
@@ -376,7 +394,17 @@ class Embedder:
     def _places(
         self, submit: Callable[[Embedder, Batch], Pending[Outputs]]
     ) -> dict[str, Callable[[Batch], Pending[Outputs]]]:
-        """What starts a batch on each device, by its name."""
+        """What starts a batch on each device, by its name.
+
+        Raises:
+            ContractError: replicas are copies of what was changed since.
+        """
+        if not self._copied.are_of(self):
+            raise ContractError(
+                "encode: expected model, dense and heads as they were when replicas were set, got "
+                "changed ones: change those of each replica too and set replicas again, or set it "
+                "to () for one device"
+            )
         found: dict[str, Callable[[Batch], Pending[Outputs]]] = {}
         for where in (self, *self.replicas):
             where.config = self.config

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from centella.nn import Module
 from centella.nn.tree import Tree
 from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
 from centella.tasks.token_outputs import of_tokens
@@ -27,8 +28,8 @@ class Forward:
     """
 
     def __init__(self, embedder: Embedder) -> None:
-        model, config, dense = embedder.model, embedder.config, embedder.dense
-        heads = embedder.heads
+        model, config, dense = embedder.model, embedder.config, tuple(embedder.dense)
+        heads = dict(embedder.heads)
 
         def embed(
             ids: Tensor, lengths: Tensor, normalize: bool, dim: int | None,
@@ -42,14 +43,29 @@ class Forward:
                 found["dense"] = vectors_of(config, dense, states, lengths, normalize, dim)
             return found
 
-        self._of = (model, config, dense, heads)
-        self._tree = Tree(model)
+        self._config, self._parts = config, Parts(embedder)
         self.captured: Jitted[..., dict[str, Tensor]] = Jitted(embed, model.device, CAPTURES)
 
     def stands_for(self, embedder: Embedder) -> bool:
         """Whether it is still what that does: captures hold the parameters that there were."""
-        of = (embedder.model, embedder.config, embedder.dense, embedder.heads)
-        return self._of == of and not self._tree.changed
+        return self._config == embedder.config and self._parts.are_of(embedder)
+
+
+class Parts:
+    """The modules that an Embedder computes with, as they are now."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._listed = _listed(embedder)
+        self._trees = [Tree(part) for _, part in self._listed if isinstance(part, Module)]
+
+    def are_of(self, embedder: Embedder) -> bool:
+        """Whether it has the same, and nothing in them was set since."""
+        return self._listed == _listed(embedder) and not any(t.changed for t in self._trees)
+
+
+def _listed(embedder: Embedder) -> list[tuple[str, object]]:
+    dense = [("dense", product) for product in embedder.dense]
+    return [("model", embedder.model), *dense, *embedder.heads.items()]
 
 
 def vectors_of(

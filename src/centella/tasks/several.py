@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryError
+from centella.errors import CompileError, DeviceError, DeviceLostError, LimitError, OutOfMemoryError
 from centella.host.log import logger
 from centella.runtime.pending import Pending
 from centella.tasks.batches import IN_FLIGHT, Batch, Progress, told
@@ -26,6 +26,7 @@ FAILURES = (DeviceError, OutOfMemoryError, LimitError, CompileError)
 def run_on_several(
     batches: Iterable[Batch], total: int, submits: Mapping[str, Submit[R]],
     take: Callable[[Batch, R], None], progress: Progress,
+    lost: dict[str, DeviceLostError], few: bool,
 ) -> None:  # fmt: skip
     """As `run_batches`, on several devices; `take` and `progress` are called in this thread.
 
@@ -33,24 +34,31 @@ def run_on_several(
 
     Args:
         submits: by the name of a device, what starts a batch there.
+        lost: devices that were lost before, which get no batch; those that are lost now are added.
+        few: one device runs all in this thread; the next one runs what it failed to.
 
     Raises:
-        DeviceError: no device is left; names each with its error.
-        CentellaError: an error that is no device's.
+        CentellaError: no device is left: of the type of all their errors, else a DeviceError, which
+            names each device with its error; or an error that is no device's.
     """
-    shared: _Shared[R] = _Shared(batches)
-    done, active = 0, dict(submits)
+    shared: _Shared[R] = _Shared(batches, lost)
+    done = 0
     with told(total, progress) as tell:
         try:
+            active = shared.working(submits)
             while done < total:
-                for batch, result in shared.results(active):
+                for batch, result in shared.results(active, few):
                     take(batch, result)
                     done += len(batch.texts)
                     tell(done, total)
-                active = {name: run for name, run in active.items() if name not in shared.failed}
-                shared.check(active)
+                active = shared.working(submits)
         finally:
             shared.over = True
+            lost |= {
+                name: DeviceLostError(str(error))  # without the frames that it was raised in
+                for name, error in shared.failed.items()
+                if isinstance(error, DeviceLostError)
+            }
 
 
 class _Shared(Generic[R]):
@@ -60,23 +68,30 @@ class _Shared(Generic[R]):
         failed: errors by the name of the device; over: no further batch is to be run.
     """
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        self.failed: dict[str, BaseException] = {}
+    def __init__(self, batches: Iterable[Batch], lost: Mapping[str, DeviceLostError]) -> None:
+        self.failed: dict[str, BaseException] = dict(lost)
         self.over = False
         self._batches = iter(batches)
         self._again: list[Batch] = []  # of devices that failed
         self._lock = threading.Lock()
-        self._told: set[str] = set()
+        self._told = set(lost)
         self._done: SimpleQueue[tuple[Batch, R] | None] = SimpleQueue()
 
-    def results(self, submits: Mapping[str, Submit[R]]) -> Iterator[tuple[Batch, R]]:
-        """Batches with their results as they come, until every thread has ended."""
+    def results(self, submits: Mapping[str, Submit[R]], few: bool) -> Iterator[tuple[Batch, R]]:
+        """Batches with their results as they come, until every thread has ended.
+
+        Args:
+            few: the first device runs all, in this thread.
+        """
         for name, submit in submits.items():
+            if few:
+                self._work(name, submit)
+                break
             threading.Thread(
                 target=copy_context().run, args=(self._work, name, submit), daemon=True,
                 name=f"centella-embed-{name}",
             ).start()  # fmt: skip
-        running = len(submits)
+        running = 1 if few else len(submits)
         while running:
             found = self._done.get()
             if found is None:
@@ -114,12 +129,13 @@ class _Shared(Generic[R]):
                 return None
             return self._again.pop() if self._again else next(self._batches, None)
 
-    def check(self, active: Mapping[str, Submit[R]]) -> None:
-        """Tell of devices that failed.
+    def working(self, submits: Mapping[str, Submit[R]]) -> dict[str, Submit[R]]:
+        """Devices that did not fail; the log tells of those that did.
 
         Raises:
-            DeviceError: no other is left; whatever failed otherwise raises its own error.
+            CentellaError: none is left; whatever failed otherwise raises its own error.
         """
+        active = {name: submit for name, submit in submits.items() if name not in self.failed}
         for name, error in self.failed.items():
             if not isinstance(error, FAILURES):
                 raise error
@@ -129,7 +145,22 @@ class _Shared(Generic[R]):
                 )
                 self._told.add(name)
         if not active:
-            errors = "; ".join(f"{name}: {error}" for name, error in self.failed.items())
-            raise DeviceError(f"encode: every device failed: {errors}") from next(
-                iter(self.failed.values())
-            )
+            raise _joined(self.failed) from next(iter(self.failed.values()))
+        return active
+
+
+def _joined(failed: Mapping[str, BaseException]) -> BaseException:
+    """The errors of all devices as one, of their type where they have one type."""
+    first, *others = failed.values()
+    alike = all(type(error) is type(first) for error in others)
+    if alike and isinstance(first, CompileError):
+        return CompileError(first.name, first.source, f"every device failed: {_named(failed)}")
+    kind = type(first) if alike else DeviceError
+    return kind(f"encode: every device failed: {_named(failed)}")
+
+
+def _named(failed: Mapping[str, BaseException]) -> str:
+    return "; ".join(
+        f"{name}: {error.log if isinstance(error, CompileError) else error}"
+        for name, error in failed.items()
+    )
