@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -237,6 +238,23 @@ def test_words_are_forgotten_and_learnt_again(
     assert tiny.encode(texts, 9) == by_the_library(tiny, texts, 9)
     assert [len(part) for part in words.spans(texts)] == [1, 1, 1, 3, 1, 1, 3, 1, 1, 2]
     assert tiny._words is not None and tiny._words._memory.known <= 7
+
+
+def test_texts_are_left_to_the_library_while_most_words_are_new(
+    tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "WINDOW", 40)
+    monkeypatch.setattr(words, "REST", 150)
+    new = [[" ".join(f"w{n}x{i}" for i in range(18))] for n in range(10)]
+    known = []
+    for texts in (*new, *[["the storm came before the rain"]] * 20):
+        assert tiny.encode(texts) == by_the_library(tiny, texts, None)
+        assert tiny._words is not None
+        known.append(tiny._words._memory.known)
+    # Two texts are a window; after it REST characters, which are two texts, are not learnt.
+    learnt = [b > a for a, b in pairwise(known)]
+    assert learnt[:9] == [True, False, False, True, True, False, False, True, True]
+    assert sum(learnt[9:]) == 1  # the words that come again are learnt once
 
 
 def test_an_interrupt_while_words_are_learnt_leaves_nothing_wrong(tiny: Tokenizer) -> None:

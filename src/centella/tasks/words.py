@@ -2,7 +2,8 @@
 
 BERT's normaliser and pre-tokeniser look at one character at a time, and split at spaces; WordPiece
 looks at one word. So a text's ids are those of its words, and a word that was met before costs one
-look-up in a dictionary. New words are tokenised by the library, many together.
+look-up in a dictionary. New words are tokenised by the library, many together. That takes longer
+than whole texts take it, and pays where words come again: while most are new, the library has them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ MARK = "\ud800"  # between texts: a lone surrogate, which no text has
 TOGETHER = 64  # new words that are tokenised as one text
 SPAN = 1 << 16  # characters that are split at once, while other threads wait
 MOST_WORDS, MOST_IDS, MOST_CHARACTERS = 1 << 17, 1 << 20, 1 << 23  # that are remembered
+WINDOW = 1 << 13  # words, of which half have to be known
+REST = 1 << 20  # characters that the library has where they are not
 
 
 class _Numbers(dict[str, int]):
@@ -90,6 +93,8 @@ class Words:
         self._between, self._between_id = between, between_id
         self._memory = _Memory(self._mark)
         self._lock = lock_of(self)
+        self._met, self._new = 0, 0  # words of a window
+        self._rest = 0  # characters that are still left to the library
 
     @classmethod
     def of(
@@ -116,7 +121,7 @@ class Words:
         return None
 
     def __call__(self, texts: Sequence[str]) -> Tokens | None:
-        """The ids of texts that UTF-8 can hold; None where the library has to look at them whole.
+        """The ids of texts that UTF-8 can hold; None where the library is to look at them whole.
 
         Args:
             texts: of few characters (`spans`), since other threads wait.
@@ -124,6 +129,10 @@ class Words:
         joined = f" {MARK} ".join(("", *texts, ""))
         if len(joined) > 2 * SPAN or self._between in joined:
             return None
+        with self._lock:
+            if self._rest > 0:
+                self._rest -= len(joined)
+                return None
         for space in "\n\t\r":
             joined = joined.replace(space, " ")
         words = joined[1:-1].split(" ")
@@ -133,8 +142,10 @@ class Words:
     def _tokens(self, words: list[str]) -> Tokens:
         memory = self._memory
         numbers = np.fromiter(map(memory.numbers.__getitem__, words), np.int64, len(words))
-        if len(memory.numbers) > memory.known:
+        new = len(memory.numbers) - memory.known
+        if new:
             self._learn(memory)
+        self._judge(len(words), new)
         sizes = memory.sizes[numbers]
         ends = sizes.cumsum()
         away = (memory.starts[numbers] - ends + sizes).repeat(sizes)
@@ -145,6 +156,13 @@ class Words:
         if memory.full:
             self._memory = _Memory(self._mark)
         return Tokens(ids, starts, counts, counts)
+
+    def _judge(self, words: int, new: int) -> None:
+        """Leave texts to the library for a while where most words were new."""
+        self._met, self._new = self._met + words, self._new + new
+        if self._met >= WINDOW:
+            self._rest = REST if 2 * self._new > self._met else 0
+            self._met, self._new = 0, 0
 
     def _learn(self, memory: _Memory) -> None:
         """Have the library tokenise the words that have no ids."""
