@@ -38,7 +38,7 @@ from centella.ops.matmul.product import (
     rows_of_a,
 )  # fmt: skip
 from centella.ops.matmul.table import MULTIPROCESSORS, SHORT, SKINNY, SKINNY_FROM
-from centella.ops.matmul.thin import EARLY_FROM, MOST_THREADS, REGISTERS, let_next_in
+from centella.ops.matmul.thin import MOST_THREADS, REGISTERS
 from centella.ops.rows import fold, power_above
 from centella.specs import Caps
 
@@ -96,9 +96,8 @@ def takes(dtypes: tuple[DType, DType]) -> bool:
 
 
 def _skinny(
-    *, tile: Skinny, activation: str, depth: str, early: bool, whole: bool, x: Any, w: Any, y: Any,
-    **extra: Any,
-) -> None:  # fmt: skip
+    *, tile: Skinny, activation: str, depth: str, whole: bool, x: Any, w: Any, y: Any, **extra: Any
+) -> None:
     lang.ptx.resident(tile.together(x.dtype, w.dtype))
     lang.ptx.fetch_lines(w)
     p = {n: lang.parameter(n, u32) for n in (
@@ -167,7 +166,6 @@ def _skinny(
             step(index, False)
     if depth != "whole":
         step(blocks, True)
-    let_next_in(early)
     registers = [v for line in totals or every for v in (line if totals else _registers(line))]
     _finish(registers, tile, batch, first, p, y, activation, extra)
 
@@ -340,7 +338,6 @@ def _launches(product: Product, tile: Skinny, caps: Caps) -> Lowered:
     constants: Constants = (
         ("activation", product.activation),
         ("depth", depth),
-        ("early", caps.sm >= EARLY_FROM and weight is not i8),  # whose registers are all taken
         ("tile", tile),
         ("whole", depth != "whole" and problem.k % EIGHT == 0),
     )

@@ -27,16 +27,7 @@ from centella.ops.matmul.choice import after_copies
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.repack import copied_whole
 from centella.ops.matmul.sums import SUBGROUP, finish, when
-from centella.ops.matmul.thin import (
-    EARLY_FROM,
-    PARTIAL,
-    Rows,
-    Thin,
-    let_next_in,
-    reserve,
-    thin_of,
-    together_of,
-)
+from centella.ops.matmul.thin import PARTIAL, Rows, Thin, reserve, thin_of, together_of
 from centella.ops.quant.dequantize import DequantizeAttrs
 from centella.ops.quant.format import CHUNK, SYMBOLS, Format, Place
 from centella.ops.quant.table import FORMATS
@@ -53,8 +44,7 @@ SHORT = 32  # elements of a step of 4-bit numbers
 
 
 def _blocks(
-    *, tile: Thin, activation: str, early: bool, format: str, shuffle: bool, together: int,
-    vector_x: bool,
+    *, tile: Thin, activation: str, format: str, shuffle: bool, together: int, vector_x: bool,
     x: Any, y: Any, **operands: Any,
 ) -> None:  # fmt: skip
     reserve(together)
@@ -70,7 +60,6 @@ def _blocks(
     inputs = Rows(x, starts, vector_x, None, p["k"])
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     add_blocks(sums, tile, [(planes, row) for row in rows], lane, inputs, kind, p)
-    let_next_in(early)
     finish(sums, tile, shuffle, lang.const(0, u32), first, p, y, activation, operands)
 
 
@@ -186,8 +175,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
         ("ldy", problem.ldy), ("sy", 0), ("alpha", form.attrs.alpha), ("ldr", pitch),
     )  # fmt: skip
     constants = (
-        ("activation", form.attrs.activation), ("early", caps.sm >= EARLY_FROM),
-        ("format", kind.name),
+        ("activation", form.attrs.activation), ("format", kind.name),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
         ("together", together(kind, tile, x.dtype) if caps.sm >= 80 else 0),
