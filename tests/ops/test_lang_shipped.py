@@ -870,6 +870,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "a threshold that moves within its bin matters only where a token lies between",
         (),
     ),
+    "self.step = lang.bitcast(notes": (
+        "the token that was drawn may come, whatever the step says once more",
+        ("odd", "each thread", "text", "times"),
+    ),
     "count = lang.bitcast(self.counts": (
         "a token's penalty decides only where the token is among the first",
         (),
