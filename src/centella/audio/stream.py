@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
-from typing import IO, Any
+from typing import IO, Any, cast
 from weakref import finalize
 
 import numpy as np
@@ -148,7 +148,7 @@ def open_audio(
                 f"{type(given).__name__}"
             )
         else:
-            found = _of_arrays(given, rate, channel_axis)
+            found = _of_arrays(cast("Iterable[Array]", given), rate, channel_axis)
         opened.callback(found.close)
         if found.rate != RATE:
             _resampler(found.rate)

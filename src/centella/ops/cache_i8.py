@@ -252,7 +252,8 @@ def _call(
         refs.append(Ref(len(form.inputs) + CACHE, form.outputs[CACHE]))
     if "cache" in parts:
         refs += [Ref(i, flat(s)) for i, s in enumerate(form.inputs[:CACHE])]
-    changes = dict.fromkeys(("keys", "values", "scales"), 1) if "cache" in parts else {}
+    changed = ("keys", "values", "scales") if "cache" in parts else ()
+    changes: dict[str, int] = dict.fromkeys(changed, 1)
     params = face(ranks, {"y": 1} if "y" in parts else {}, changes)
     told = {
         "rows": rows, "dim": keys.shape[-1], **cache_scalars(keys, given["starts"]),

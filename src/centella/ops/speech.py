@@ -91,8 +91,8 @@ def _survey(
     row = Row(team, width, lambda n: lang.minimum(columns - n % parts * part, part), rows)
     at, first = row.number // parts, row.number % parts * part
     rules = Rules(notes, at, timed)
-    if random:
-        cold, seed = 1.0 / sums[at, 1], lang.bitcast(notes[at, SEED], u32)
+    cold: Any = 1.0 / sums[at, 1] if random else None
+    seed: Any = lang.bitcast(notes[at, SEED], u32) if random else None
 
     def token(item: Item, j: int) -> Any:
         return first + item.column + j

@@ -255,7 +255,8 @@ def lower(form: Form[TopkAttrs], caps: Caps) -> Lowered:
     chosen = {"values": Ref(1, results[0]), "indices": Ref(2, results[1])}
     calls: list[Call] = []
     temporaries: list[Spec] = []
-    source, parts = data, 0
+    source: dict[str, Ref] = data
+    parts = 0
     while parts != 1:
         looked_at = next(iter(source.values())).spec
         columns, width = looked_at.shape[1], group.width(looked_at, k)

@@ -129,6 +129,7 @@ def batches_of(
         waiting.append((tokens, np.arange(count, count + len(tokens))))
         rest = Tokens.joined([each for each, _ in waiting])
         texts = np.concatenate([numbers for _, numbers in waiting])
+        waiting = [(rest, texts)]
         count += len(tokens)
         if number == len(parts):
             break
@@ -142,7 +143,7 @@ def batches_of(
             few.append(rows[full:])
         left = np.concatenate(few)
         waiting = [(rest.taken(left), texts[left])]
-    if count:
+    for rest, texts in waiting if count else ():
         lengths = rest.lengths
         for some in by_columns(lengths, most, room) if room else by_length(lengths, batch_size):
             yield Batch(rest, some, texts[some])

@@ -66,7 +66,7 @@ class Tokenizer:
         self.pad_id = pad_id
         self.origin = origin
         self.pad_origin = pad_origin
-        self._side = truncation_side
+        self._side: Literal["left", "right"] = truncation_side
         self._around: tuple[()] | tuple[list[int], list[int]] | None = None  # not looked for yet
         self._words: Words | None = None
         self.num_special: int = native.num_special_tokens_to_add(is_pair=False)

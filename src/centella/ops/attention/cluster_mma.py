@@ -18,6 +18,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, i8, u32
 from centella.emit.program import Kernel, Ref
+from centella.lang.ptx.clusters import MOST_GROUPS
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, product_scale, share_of, sink_of
@@ -148,9 +149,7 @@ def cluster_of(form: Form[AttentionAttrs], caps: Caps) -> ClusterTile | None:
     split = tile_of(form, caps) if caps.clusters else None
     if split is None:
         return None
-    return ClusterTile(
-        split, Parts.of(form, split.step, split.groups, splits=lang.ptx.clusters.MOST_GROUPS)
-    )
+    return ClusterTile(split, Parts.of(form, split.step, split.groups, splits=MOST_GROUPS))
 
 
 def fills(form: Form[AttentionAttrs], tile: ClusterTile) -> bool:

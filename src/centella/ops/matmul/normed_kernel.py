@@ -164,7 +164,7 @@ def _normed(
         inputs = _Normed(x, inputs.starts, vector_x, None, p["k"], vectors[0], squares)
     add_products(sums, tile, weights, inputs, lane, p["k"], depth)
     if isinstance(inputs, _Normed):
-        sums = [*sums, squares]
+        sums = [*sums, inputs.squares]
     let_next_in(early)
     _finish(sums, tile, gate, activation, shuffle, first, p, y, extra)
 
