@@ -48,6 +48,10 @@ NONE = 0xFFFFFFFF
 class Rules:
     """Which tokens may come in a row, as its notes say."""
 
+    end: Any
+    zero: Any
+    step: Any
+
     def __init__(self, notes: Any, row: Any, timed: bool) -> None:
         self._timed = timed
         self.end, self.zero, self._no_times, self._latest = (

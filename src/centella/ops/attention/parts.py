@@ -131,6 +131,10 @@ class Work:
         counts: whether a key counts for any query.
     """
 
+    split: Any
+    kv_head: Any
+    b: Any
+
     def __init__(self, masks: dict[str, Any], scoring: Scoring, rows: int) -> None:
         p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bf16, f32, u32
+from centella.lang.ptx import Fragment
 from centella.op.form import Form
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import Work
@@ -105,34 +106,59 @@ class Warp:
         chunk: elements of a key or value in 16 bytes; as many are a thread's of a part of a head.
     """
 
+    g: Any
+    c: Any
+    number: Any
+    work: Work
+    dim: int
+    chunk: int
+    key_part: int  # of the head, by a warp's load
+    value_part: int
+    key_parts: int
+    value_parts: int
+    keys: Any
+    values: Any
+    queries: list[Any]
+    scores: list[Fragment]
+    out: list[list[Fragment]]
+    total: Fragment
+    spread: Fragment
+    shrink: Fragment
+    exact: Fragment
+    ones: Fragment
+    weights: list[Fragment]
+    values_of: Fragment
+    keys_of: Fragment
+    dtype: Any
+    base: Any  # what weights of query g are relative to; a whole number
+
     def __init__(self, work: Work, dim: int, dtype: Any, chunk: int = CHUNK) -> None:
         lane = lang.local_id() % WARP
         self.g, self.c = lane // 4, lane % 4
         self.number = lang.local_id() // WARP
         self.work, self.dim, self.chunk = work, dim, chunk
-        self.key_part, self.value_part = 4 * chunk, 8 * chunk  # of the head, by a warp's load
+        self.key_part, self.value_part = 4 * chunk, 8 * chunk
         self.key_parts, self.value_parts = -(-dim // self.key_part), -(-dim // self.value_part)
         self.keys = lang.vars(u32, 2, self.key_parts, 4)
         self.values = lang.vars(u32, 2, 2, self.value_parts, 4)
-        self.queries: list[Any] = []
-        self.scores = [lang.ptx.Fragment(f32, (16, 8)) for _ in range(2)]
+        self.queries = []
+        self.scores = [Fragment(f32, (16, 8)) for _ in range(2)]
         self.out = [
-            [lang.ptx.Fragment(f32, (16, 8)) for _ in range(chunk // 2)]
-            for _ in range(self.value_parts)
+            [Fragment(f32, (16, 8)) for _ in range(chunk // 2)] for _ in range(self.value_parts)
         ]
-        self.total = lang.ptx.Fragment(f32, (16, 8))
-        self.spread = lang.ptx.Fragment(f32, (16, 8))
-        self.shrink = lang.ptx.Fragment(bf16, (16, 8))
+        self.total = Fragment(f32, (16, 8))
+        self.spread = Fragment(f32, (16, 8))
+        self.shrink = Fragment(bf16, (16, 8))
         self.exact = _ones(bf16)
         self.ones = self.exact if dtype is bf16 else _ones(dtype)
-        self.weights = [lang.ptx.Fragment(dtype, (16, 8)) for _ in range(2 if dtype is bf16 else 1)]
-        self.values_of = lang.ptx.Fragment(dtype, (16, 16))
-        self.keys_of = lang.ptx.Fragment(dtype, (16, 8))
+        self.weights = [Fragment(dtype, (16, 8)) for _ in range(2 if dtype is bf16 else 1)]
+        self.values_of = Fragment(dtype, (16, 16))
+        self.keys_of = Fragment(dtype, (16, 8))
         self.dtype = dtype
         for sums in self._sums:
             sums.fill(0.0)
         self.shrink.fill(0)
-        self.base = lang.var(LOWEST)  # what weights of query g are relative to; a whole number
+        self.base = lang.var(LOWEST)
 
     @property
     def _sums(self) -> list[Any]:
@@ -154,7 +180,7 @@ class Warp:
             if inside is not None:
                 words = [lang.select(inside, w, 0) for w in words]
             for n in range(0, len(words), 2):
-                query = lang.ptx.Fragment(self.dtype, (16, 16))
+                query = Fragment(self.dtype, (16, 16))
                 query.fill(0)
                 query[0], query[2] = words[n], words[n + 1]
                 self.queries.append(query)
@@ -332,7 +358,7 @@ class Warp:
 
 
 def _ones(dtype: Any) -> Any:
-    ones = lang.ptx.Fragment(dtype, (16, 16))
+    ones = Fragment(dtype, (16, 16))
     for register in range(4):
         ones[register] = (lang.const(1.0, f32), lang.const(1.0, f32))
     return ones

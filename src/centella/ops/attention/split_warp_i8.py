@@ -18,6 +18,7 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import bf16, f32, i8
+from centella.lang.ptx import Fragment
 from centella.op.form import Form
 from centella.ops.attention import split_warp
 from centella.ops.attention.parts import Work
@@ -48,12 +49,16 @@ class WarpI8(Warp):
         dim: elements of a head; dtype: of q, f16 or bf16.
     """
 
+    plain: list[Fragment]  # weights without scales
+    key_scales: Any
+    value_scales: Any
+
     def __init__(self, work: Work, dim: int, dtype: Any) -> None:
         super().__init__(work, dim, dtype, i8.per_chunk)
-        self.ones = self.exact
-        self.weights = [lang.ptx.Fragment(bf16, (16, 8)) for _ in range(2)]
-        self.plain = [lang.ptx.Fragment(bf16, (16, 8)) for _ in range(2)]  # without scales
-        self.values_of = lang.ptx.Fragment(bf16, (16, 16))
+        self.ones: Fragment = self.exact
+        self.weights: list[Fragment] = [Fragment(bf16, (16, 8)) for _ in range(2)]
+        self.plain = [Fragment(bf16, (16, 8)) for _ in range(2)]
+        self.values_of: Fragment = Fragment(bf16, (16, 16))
         self.key_scales, self.value_scales = (lang.vars(f32, 2, 2) for _ in "kv")
 
     def load_keys(self, first: Any, source: RowSource) -> None:
