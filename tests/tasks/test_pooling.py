@@ -230,7 +230,7 @@ def test_words_of_sentence_transformers(on_cpu: Embedder) -> None:
             ShapeError, match="similarity: expected rows of equal length, got 1 and"
         ):
             on_cpu.similarity(ragged, vectors)
-    with pytest.raises(DTypeError, match="similarity: expected numbers, .* got str"):
+    with pytest.raises(DTypeError, match=r"similarity: expected numbers, .* got str"):
         on_cpu.similarity("a text", vectors)
     with pytest.raises(AttributeError, match=r"'max_seq_length': model\.config\.max_length"):
         on_cpu.max_seq_length  # type: ignore[attr-defined]  # noqa: B018
