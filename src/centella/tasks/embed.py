@@ -29,12 +29,12 @@ from centella.tasks.batches import (
     rows_of,
     run_batches,
 )
+from centella.tasks.check_texts import checked_texts
 from centella.tasks.chunks import Chunk, Chunker, prepared
 from centella.tasks.embeddings import Embeddings, Pieces, Rows, in_pieces, tell_of_cut, texts_cut
 from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.replicas import Outputs, Replicas
-from centella.tasks.text import checked_texts
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
