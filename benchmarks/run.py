@@ -36,9 +36,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +48,14 @@ import numpy as np
 import onnx_webgpu
 from attention import attention, attention_sweep
 from attention_cores import attention_cores
-from cpu import cpu, start
+from cpu import cpu
 from decode import decode, decode_sweep
 from encoder import encoder
+from fresh import first, start
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
-from measure import Call, Row, alternate, bert, cost, machine, summary, torch_or_none
+from measure import Call, Row, alternate, bert, cost, gpu, machine, summary, torch_or_none
 from passages import passages
 from products import gemm, sweep
 from rows import rows
@@ -62,6 +65,7 @@ from speech import speech
 from table import table
 from tensor_cores import mma
 from texts import texts
+from timeline import timeline
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
@@ -77,9 +81,8 @@ def token_batch(rows: int, length: int) -> Any:
     return rng.integers(1000, 20000, (rows, length), dtype=np.int32)
 
 
-def minilm(args: argparse.Namespace) -> list[Row]:
+def minilm(args: argparse.Namespace) -> Iterator[Row]:
     """Sentences a second, ids on the host to vectors on the host, transformers beside."""
-    rows: list[Row] = []
     torch = torch_or_none()
     for size, length in ((512, 128), (32, 128), (1, 16)):
         for dtype in (args.dtypes or "f32").split(","):
@@ -108,8 +111,7 @@ def minilm(args: argparse.Namespace) -> list[Row]:
                 assert cosine > 0.999, (name, cosine)
                 row = {"bench": f"MiniLM {dtype}", "shape": [size, length], "who": name,
                        "unit": "sentences/s"}  # fmt: skip
-                rows.append({**row, **summary(times, size), "cosine": cosine})
-    return rows
+                yield {**row, **summary(times, size), "cosine": cosine}
 
 
 def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
@@ -214,11 +216,11 @@ BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "imported": imported, "gemv": gemv,
     "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
     "minilm": minilm,
-    "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
+    "cpu": cpu, "start": start, "first": first, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "several": several, "speech": speech,
+    "search": search, "several": several, "speech": speech, "timeline": timeline,
 }  # fmt: skip
 
 
@@ -235,17 +237,29 @@ def present(names: str) -> list[str]:
     return found
 
 
-def show(rows: Iterable[Row]) -> list[Row]:
-    """Print rows as they come; returns them."""
-    shown = []
+def show(rows: Iterable[Row], keep: Callable[[list[Row]], None], budget: float) -> list[Row]:
+    """Print and keep rows as they come; no further one is waited for after `budget` seconds."""
+    shown: list[Row] = []
+    begin = time.monotonic()
     for row in rows:
-        shape = "x".join(map(str, row["shape"]))
-        share = f", {row['share']:.1%} of {row.get('of', 'a plain read')}" if "share" in row else ""
-        share += f", best {row['best']:,.2f}" if "best" in row else ""
-        print(f"{row['bench']:<28} {shape:<16} {row['who']:<30} {row['rate']:>10,.2f} "
-              f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
+        print(line_of(row), flush=True)
         shown.append(row)
+        keep(shown)
+        if time.monotonic() - begin > budget:
+            print(f"stopped: {budget:.0f} s are over", flush=True)
+            break
     return shown
+
+
+def line_of(row: Row) -> str:
+    """A row as it is printed."""
+    shape = "x".join(map(str, row["shape"]))
+    share = f", {row['share']:.1%} of {row.get('of', 'a plain read')}" if "share" in row else ""
+    share += f", best {row['best']:,.2f}" if "best" in row else ""
+    share += f", p99 {row['p99']:,.2f}" if "p99" in row else ""
+    share += f", bar {row['bar']:,.2f}" if "bar" in row else ""
+    return (f"{row['bench']:<28} {shape:<16} {row['who']:<30} {row['rate']:>10,.2f} "
+            f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
 
 
 def main() -> None:
@@ -270,16 +284,23 @@ def main() -> None:
         "--compile", action="store_true", help="encoder, generate: torch.compile as well"
     )
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, metavar="S", help="no row begins after S seconds"
+    )
     parser.add_argument("--json", help="write the rows, with machine and versions, here")
     args = parser.parse_args()
     args.devices = present(args.devices)
     before = machine()
-    rows = show(BENCHES[args.bench](args))
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": before, "gpu_after": machine()["gpu"], "rows": rows}
-        path.write_text(json.dumps(report, indent=1) + "\n")
+
+    def keep(rows: list[Row], **more: str) -> None:
+        if args.json:
+            path = Path(args.json)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            report = {"machine": before, **more, "rows": rows}
+            path.write_text(json.dumps(report, indent=1) + "\n")
+
+    rows = show(BENCHES[args.bench](args), keep, args.budget)
+    keep(rows, gpu_after=gpu())
 
 
 if __name__ == "__main__":
