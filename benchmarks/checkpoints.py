@@ -204,3 +204,33 @@ def write_speech(folder: Path, kind: str) -> None:
         "lang_to_id": {f"<|{n}|>": i for n, i in vocabulary.languages.items()},
         "task_to_id": dict(vocabulary.tasks), "suppress_tokens": [], "begin_suppress_tokens": [],
     }))  # fmt: skip
+
+
+def peer_encode(torch: Any, model: str, dtype: Any = None) -> Any:
+    """What turns texts into vectors with transformers on the card, sorted by length and padded."""
+    from transformers import AutoTokenizer, BertModel
+
+    from centella.weights.folder import find_folder
+
+    folder = find_folder(model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    kind = torch.float16 if dtype is None else dtype
+    encoder = BertModel.from_pretrained(folder, add_pooling_layer=False).to("cuda", kind).eval()
+    most = min(256, encoder.config.max_position_embeddings)
+
+    def encode(texts: list[str], size: int = 512) -> Any:
+        vectors = np.empty((len(texts), encoder.config.hidden_size), np.float32)
+        ids = tokenizer(texts, truncation=True, max_length=most)["input_ids"]
+        order = sorted(range(len(texts)), key=lambda i: -len(ids[i]))
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            batch = tokenizer.pad({"input_ids": [ids[i] for i in rows]}, return_tensors="pt")
+            batch = batch.to("cuda")
+            with torch.inference_mode():
+                states = encoder(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+                real = batch["attention_mask"][..., None]
+                mean = (states.float() * real).sum(1) / real.sum(1)
+                vectors[rows] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
+        return vectors
+
+    return encode

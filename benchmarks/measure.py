@@ -93,15 +93,18 @@ def alternate(
 
 
 def timed(
-    call: Callable[[], object], rounds: int, wait: Call = lambda: None, warm: int = 1
-) -> list[float]:
+    call: Callable[[], object], rounds: int, wait: Call = lambda: None, warm: int = 1,
+    before: Call = lambda: None,
+) -> list[float]:  # fmt: skip
     """Seconds of each round of one call, after some that are not counted.
 
     Args:
         wait: called before the clock starts, and as the last part of a round.
+        before: what each round begins with, not timed.
     """
     seconds = []
     for _ in range(warm + rounds):
+        before()
         wait()
         begin = time.perf_counter()
         call()
