@@ -55,8 +55,10 @@ def by_columns(lengths: Array, most: int, tokens: int) -> list[Array]:
 
 def widths(lengths: Array, most: int, exact: bool) -> Iterator[tuple[int, Array]]:
     """Texts whose rows have so many columns, the longest first."""
-    distinct, which = np.unique(lengths, return_inverse=True)
-    columns = np.array([columns_of(n, most, exact) for n in distinct.tolist()], np.int64)[which]
+    of_length = np.bincount(lengths)
+    for length in np.flatnonzero(of_length).tolist():
+        of_length[length] = columns_of(length, most, exact)
+    columns = of_length[lengths]
     order = np.argsort(-lengths, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(columns[order])) + 1):
         if len(rows):

@@ -313,9 +313,14 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
     """The texts as a list of str that UTF-8 can hold."""
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
         raise DTypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")
-    for i, text in enumerate(texts):
+    every = list(texts)
+    try:
+        plain = all(map(str.isascii, every))  # many at once, since others wait
+    except TypeError:
+        plain = False
+    for i, text in enumerate(() if plain else every):
         check_text(f"encode: texts[{i}]", text)
-    return list(texts)
+    return every
 
 
 def check_text(name: str, text: Any) -> None:
@@ -326,6 +331,8 @@ def check_text(name: str, text: Any) -> None:
     """
     if not isinstance(text, str):
         raise DTypeError(f"{name}: expected str, got {type(text).__name__}")
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -9,7 +9,6 @@ most are new, the library has them.
 
 from __future__ import annotations
 
-import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,15 @@ import numpy as np
 from centella.dtypes import Array
 from centella.host.forks import lock_of
 from centella.tasks.tokens import Tokens
-from centella.tasks.word_table import NO_WORD, WIDTH, WordTable, bounds, keys_of, keys_of_words
+from centella.tasks.word_table import LONG, NO_WORD, WordTable, bounds
 
 if TYPE_CHECKING:
     import tokenizers
 
 MARK = "\x01"  # a word between texts
-BEHIND = " " * WIDTH  # the last word, so that its key can be read
+BEHIND = " " * LONG  # the last word, so that its key can be read
 TOGETHER = 64  # new words that are tokenised as one text
-SPAN = 1 << 16  # characters that are looked at together: what of them a core's cache holds
+SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
 FEW = 64  # words that the dictionary has as fast
 MOST_WORDS, MOST_IDS, MOST_BYTES = 1 << 17, 1 << 20, 1 << 23  # that are remembered
 WINDOW = 1 << 13  # words, of which half have to be known
@@ -57,12 +56,11 @@ class _Memory:
         self.starts: Array = np.zeros(0, np.int64)
         self.sizes: Array = np.zeros(0, np.int64)
         self.ids: Array = np.zeros(0, np.uint32)
-        self.keys: Array = np.zeros((0, 2), np.uint64)
         self.known = self.used = self.bytes = self.missed = 0
         for word, ids in ((b"", mark[:0]), (MARK.encode(), mark)):
             self.numbers[word]
             self.add([word], ids, np.array([len(ids)]))
-        self.table = WordTable(self.keys[: self.known])
+        self.table = WordTable(list(self.numbers))
 
     def unknown(self) -> list[bytes]:
         """Words that have no ids yet."""
@@ -72,18 +70,17 @@ class _Memory:
         """The next words, with their ids."""
         known, used = self.known + len(sizes), self.used + len(ids)
         self.starts, self.sizes = _roomy(self.starts, known), _roomy(self.sizes, known)
-        self.ids, self.keys = _roomy(self.ids, used), _roomy(self.keys, known)
+        self.ids = _roomy(self.ids, used)
         self.ids[self.used : used] = ids
         self.sizes[self.known : known] = sizes
         self.starts[self.known : known] = self.used + np.cumsum(sizes) - sizes
-        self.keys[self.known : known] = keys_of_words(words)
         self.known, self.used, self.bytes = known, used, self.bytes + sum(map(len, words))
 
     def miss(self, words: int) -> None:
         """So many words were not in the table: make another one where they could have been."""
         self.missed += words
         if self.missed > self.known // 4:
-            self.table, self.missed = WordTable(self.keys[: self.known]), 0
+            self.table, self.missed = WordTable(list(islice(self.numbers, self.known))), 0
 
     @property
     def full(self) -> bool:
@@ -144,7 +141,7 @@ class Words:
             texts: of few characters (`spans`).
         """
         joined = f" {MARK} ".join(("", *texts, BEHIND))
-        if len(joined) > 2 * SPAN or self._between in joined or NO_WORD in joined:
+        if len(joined) > 2 * SPAN or NO_WORD in joined:
             return None
         if self._rest > 0:
             self._rest -= len(joined)  # which another thread may undo: the ids are the same
@@ -159,7 +156,7 @@ class Words:
         """The numbers of words, which have ids then."""
         many = len(starts) >= FEW
         if many:
-            numbers = memory.table.numbers(keys_of(text, starts, lengths))
+            numbers = memory.table.numbers(text, starts, lengths)
         else:
             numbers = np.zeros(len(starts), np.int32)
         left = (numbers == 0).nonzero()[0]
@@ -174,7 +171,7 @@ class Words:
                 if new:
                     self._learn(memory)
                 if many:
-                    memory.miss(int((lengths[left] <= WIDTH).sum()))
+                    memory.miss(int((lengths[left] <= LONG).sum()))
                 if memory.full:
                     self._memory = _Memory(self._mark)
         self._judge(len(starts), new)
@@ -206,32 +203,40 @@ class Words:
         new = memory.unknown()
         between = f" {self._between} "
         words = [word.decode() for word in new]
-        runs = [between.join((*words[i : i + TOGETHER], "")) for i in range(0, len(new), TOGETHER)]
-        ids = array.array("I")
-        for encoding in self._native.encode_batch_fast(runs, add_special_tokens=False):
-            ids.fromlist(encoding.ids)
-        flat = np.frombuffer(ids, np.uint32)
-        ends = np.flatnonzero(flat == self._between_id)
-        sizes = np.diff(ends, prepend=-1) - 1
-        memory.add(new, flat[flat != self._between_id], sizes)
+        runs = [words[first : first + TOGETHER] for first in range(0, len(new), TOGETHER)]
+        ids, sizes = [], []
+        together = self._library([between.join((*run, "")) for run in runs])
+        for run, found in zip(runs, together, strict=True):
+            ends = np.flatnonzero(found == self._between_id)
+            if len(ends) == len(run):
+                ids.append(found[found != self._between_id])
+                sizes.append(np.diff(ends, prepend=-1) - 1)
+            else:  # one of them has that token itself
+                alone = self._library(run)
+                ids += alone
+                sizes.append(np.array([len(each) for each in alone]))
+        memory.add(new, np.concatenate(ids), np.concatenate(sizes))
+
+    def _library(self, texts: Sequence[str]) -> list[Array]:
+        """The ids of texts by themselves."""
+        encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
 
 def spans(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Neighbouring texts of at most `SPAN` characters together; a longer one is by itself."""
-    first = characters = 0
-    for i, text in enumerate(texts):
-        characters += len(text)
-        if characters > SPAN and i > first:
-            yield texts[first:i]
-            first, characters = i, len(text)
-    if len(texts) > first:
-        yield texts[first:]
+    ends = np.fromiter(map(len, texts), np.int64, len(texts)).cumsum()
+    first = before = 0
+    while first < len(ends):
+        end = max(int(ends.searchsorted(before + SPAN, "right")), first + 1)
+        yield texts[first:end]
+        first, before = end, int(ends[end - 1])
 
 
 def _roomy(array: Array, least: int) -> Array:
-    """An array with room for so many rows, twice as large as before where it has not."""
+    """An array with room for so many, twice as large as before where it has not."""
     if len(array) >= least:
         return array
-    grown = np.zeros((max(least, 2 * len(array)), *array.shape[1:]), array.dtype)
+    grown = np.zeros(max(least, 2 * len(array)), array.dtype)
     grown[: len(array)] = array
     return grown
