@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from msgspec.structs import replace
 
-from centella.errors import ContractError, DeviceLostError, ShapeError
-from centella.host.log import logger
+from centella.dtypes import Array
+from centella.errors import ShapeError
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
 from centella.runtime.pending import Pending
@@ -26,32 +26,27 @@ from centella.tasks.batches import (
     exact_tokens,
     expect_tokenizer,
     listed,
-    read_tokenizer,
     rows_of,
     run_batches,
 )
+from centella.tasks.check_texts import checked_texts
 from centella.tasks.chunks import Chunk, Chunker, prepared
-from centella.tasks.embeddings import Embeddings, Pieces, Rows, texts_cut
-from centella.tasks.forward import DENSE, Forward, Parts, vectors_of
+from centella.tasks.embeddings import Embeddings, Pieces, Rows, in_pieces, tell_of_cut, texts_cut
+from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
-from centella.tasks.several import run_on_several
-from centella.tasks.text import checked_texts
-from centella.tasks.token_outputs import load_head, read_heads
+from centella.tasks.replicas import Outputs, Replicas
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
 from centella.tensors.tensor import Tensor
-from centella.weights.model_files import is_file
 
 if TYPE_CHECKING:
     from centella.models import BertModel
     from centella.tasks.text import Tokenizer
 
 
-Array = np.ndarray[Any, Any]
-Outputs = dict[str, Array]
-__all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
+__all__ = ["Embedder", "EmbedderConfig", "Forward"]
 
 TOGETHER = 2048  # texts that are tokenised while others are embedded
 
@@ -115,13 +110,11 @@ class Embedder:
         They use this `config`. They have a `model`, `dense` and `heads` of their own: after a
         change of those here, change those of each replica too, then set `replicas` again.
         """
-        return self._replicas
+        return self._replicas.others
 
     @replicas.setter
     def replicas(self, replicas: tuple[Embedder, ...]) -> None:
-        self._replicas = replicas
-        self._copied = Parts(self)  # what the replicas are copies of
-        self._lost: dict[str, DeviceLostError] = {}  # by the name of a device
+        self._replicas = Replicas(self, replicas)
 
     @property
     def dim(self) -> int:
@@ -180,7 +173,8 @@ class Embedder:
             dtype=dtype, ranges=ranges, exact=exact, chunk=chunk, overlap=overlap,
         )  # fmt: skip
         if found.cut and not self._told_of_cut:
-            self._tell_of_cut(found)
+            tell_of_cut(found)
+            self._told_of_cut = True
         return found.dense[0] if isinstance(texts, str) else found.dense
 
     @property
@@ -247,10 +241,8 @@ class Embedder:
 
         batches = batches_of(parts, batch_size, most, room)
         if self.replicas and read:
-            run_on_several(
-                batches, len(read), self._places(submit), rows.take, progress, self._lost,
-                few=len(read) <= batch_size,
-            )  # fmt: skip
+            few = len(read) <= batch_size
+            self._replicas.run(self, batches, len(read), submit, rows.take, progress, few)
         else:
             run_batches(batches, len(read), partial(submit, self), rows.take, progress)
         found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
@@ -295,18 +287,11 @@ class Embedder:
 
     def _pieces(self, texts: list[Any], prompt: str, chunk: int | None, overlap: int) -> Pieces:
         """Texts as they are; with `chunk`, those that are longer in pieces."""
-        if chunk is None:
-            if whole("encode", "overlap", overlap):
-                raise ShapeError(f"encode: overlap: expected chunk= beside it, got {overlap} alone")
-            return Pieces(texts, list(range(len(texts))), [])
-        chunker = self._chunker("encode", prompt, chunk, overlap)
-        pieces = Pieces([], [], [])
-        for i, tokens in enumerate(chunker.counts(texts)):
-            for piece in chunker.chunks(texts[i], tokens):
-                pieces.texts.append(piece.text)
-                pieces.owners.append(i)
-                pieces.weights.append(max(1, piece.tokens))
-        return pieces
+        if chunk is not None:
+            return in_pieces(texts, self._chunker("encode", prompt, chunk, overlap))
+        if whole("encode", "overlap", overlap):
+            raise ShapeError(f"encode: overlap: expected chunk= beside it, got {overlap} alone")
+        return Pieces(texts, list(range(len(texts))), [])
 
     def encode_query(self, texts: str | Iterable[str], **options: Any) -> Array:
         """Vectors of questions: `encode` with the folder's prompt "query", if it has one.
@@ -352,9 +337,27 @@ class Embedder:
         return similarity(a, b, self.config.similarity)
 
     def warm(self) -> None:
-        """Embed a text of one word on each device: programs are compiled, memory is allocated."""
-        for where in (self, *self.replicas):
-            Embedder.encode(where, "warm")
+        """Embed a text of one word on each device: programs are compiled, memory is allocated.
+
+        A device that fails is named in the log, and the others go on, as in `encode`.
+
+        Raises:
+            CentellaError: as `encode`: no device is left.
+        """
+        config = self.config
+        prompt = config.prompt("warm", None, None)
+        tokens = self._tokenize(prepared(["warm"], prompt, config.lower_case))
+        pad, first = self.tokenizer.pad_id or 0, np.zeros(1, np.int64)
+
+        def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
+            grid = batch.grid(1, config.max_length, pad)
+            return where._submit(*grid, config.normalize, None, DENSE)
+
+        batch = Batch(tokens, first, first)
+        if self.replicas:
+            self._replicas.run_on_each(self, batch, submit)
+        else:
+            submit(self, batch).result()
 
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
@@ -381,37 +384,6 @@ class Embedder:
         noted("tokenise", begin, texts=len(texts))
         return tokens
 
-    def _tell_of_cut(self, found: Embeddings) -> None:
-        first = found.cut[0]
-        logger("embed").warning(
-            "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
-            "%d of %d texts are cut: embed(texts).cut names them, chunk= embeds all of them; "
-            "later calls do not say so again",
-            first.index, first.tokens, first.read, len(found.cut), len(found.dense),
-        )  # fmt: skip
-        self._told_of_cut = True
-
-    def _places(
-        self, submit: Callable[[Embedder, Batch], Pending[Outputs]]
-    ) -> dict[str, Callable[[Batch], Pending[Outputs]]]:
-        """What starts a batch on each device, by its name.
-
-        Raises:
-            ContractError: replicas are copies of what was changed since.
-        """
-        if not self._copied.are_of(self):
-            raise ContractError(
-                "encode: expected model, dense and heads as they were when replicas were set, got "
-                "changed ones: change those of each replica too and set replicas again, or set it "
-                "to () for one device"
-            )
-        found: dict[str, Callable[[Batch], Pending[Outputs]]] = {}
-        for where in (self, *self.replicas):
-            where.config = self.config
-            name = where.model.device.name
-            found[f"{name} ({len(found)})" if name in found else name] = partial(submit, where)
-        return found
-
     def _submit(
         self, ids: Array, lengths: Array, normalize: bool, dim: int | None,
         outputs: tuple[str, ...],
@@ -421,38 +393,3 @@ class Embedder:
         if forward is None or not forward.stands_for(self):
             forward = self._forward = Forward(self)
         return forward.captured.fetch(ids, lengths, normalize, dim, outputs)
-
-
-def read_embedder(
-    folder: Path, vocab_size: int, pooling: str | None = None
-) -> Callable[[Any], Embedder]:  # fmt: skip
-    """Read what an Embedder has beside its model, which the function returned takes.
-
-    Args:
-        pooling: of a folder without modules.json.
-
-    Raises:
-        WeightsError: a file that is malformed.
-        MissingExtraError: the folder has a tokenizer, and its library is not installed.
-    """
-    config = EmbedderConfig.from_folder(folder)
-    if pooling is not None and not is_file(folder / "modules.json"):
-        config = replace(config, pooling=pooling)
-    tokenizer, heads = read_tokenizer(folder, vocab_size), read_heads(folder)
-
-    def embedder(model: Any) -> Embedder:
-        config.width(model.config.hidden_size)  # refuses now what does not fit
-        most = min(config.max_length, model.config.positions)
-        dense = [Dense.load(d, model.device) for d in config.dense]
-        linears = {
-            output: load_head(output, tensors, model.config.hidden_size, model.device)
-            for output, tensors in heads.items()
-        }
-        return Embedder(model, tokenizer, replace(config, max_length=most), dense, linears)
-
-    return embedder
-
-
-def read_decoder_embedder(folder: Path, vocab_size: int) -> Callable[[Any], Embedder]:
-    """As `read_embedder`; without modules.json a text is its last token's state."""
-    return read_embedder(folder, vocab_size, "lasttoken")

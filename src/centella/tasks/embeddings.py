@@ -9,7 +9,9 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
+from centella.host.log import logger
 from centella.tasks.batches import Batch
+from centella.tasks.chunks import Chunker
 from centella.tasks.forward import DENSE
 from centella.tasks.token_outputs import Sparse, merged, vectors_by_token, weights_by_id
 from centella.tasks.tokens import Tokens
@@ -61,6 +63,17 @@ class Pieces(Struct, frozen=True):
     texts: list[str]
     owners: list[int]
     weights: list[int]
+
+
+def in_pieces(texts: list[str], chunker: Chunker) -> Pieces:
+    """Texts in the pieces that a chunker cuts them into."""
+    pieces = Pieces([], [], [])
+    for i, tokens in enumerate(chunker.counts(texts)):
+        for piece in chunker.chunks(texts[i], tokens):
+            pieces.texts.append(piece.text)
+            pieces.owners.append(i)
+            pieces.weights.append(max(1, piece.tokens))
+    return pieces
 
 
 class Rows:
@@ -139,3 +152,14 @@ def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]
             cuts.append(Cut(owners[first + i], int(part.counts[i]), int(part.lengths[i])))
         first += len(part)
     return tuple(cuts)
+
+
+def tell_of_cut(found: Embeddings) -> None:
+    """Log which text of those that were cut is the first."""
+    first = found.cut[0]
+    logger("embed").warning(
+        "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
+        "%d of %d texts are cut: embed(texts).cut names them, chunk= embeds all of them; "
+        "later calls do not say so again",
+        first.index, first.tokens, first.read, len(found.cut), len(found.dense),
+    )  # fmt: skip

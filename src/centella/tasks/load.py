@@ -21,7 +21,8 @@ from centella.ledger.counts import began, noted
 from centella.runtime.device import Device, every_device
 from centella.runtime.device import device as open_device
 from centella.tasks.classify import Classifier, TokenClassifier, read_classifier, read_ranker
-from centella.tasks.embed import Embedder, read_decoder_embedder, read_embedder
+from centella.tasks.embed import Embedder
+from centella.tasks.embed_folder import read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
 from centella.tensors.arguments import one_of
