@@ -181,15 +181,17 @@ class Words:
         """The ids of words, end to end."""
         sizes = memory.sizes.take(numbers)
         ends = sizes.cumsum()
-        away = memory.starts.take(numbers)
-        away += sizes
-        away -= ends
-        places = away.repeat(sizes)
-        places += np.arange(len(places))
-        ids = memory.ids.take(places)
         starts = ends[marks[:-1]] - self._before
         counts = ends[marks[1:]] - sizes[0] + self._after - starts
-        return Tokens(ids, starts, counts, counts)
+        if not sizes.all():
+            some = np.flatnonzero(sizes)
+            numbers, sizes, ends = numbers[some], sizes[some], ends[some]
+        # From one id to the next: 1 in a word. `repeat` would make others wait.
+        first = memory.starts.take(numbers)
+        steps = np.ones(int(sizes.sum()), np.int64)
+        steps[:1] = first[:1]
+        steps[ends[:-1]] = first[1:] - first[:-1] - sizes[:-1] + 1
+        return Tokens(memory.ids.take(steps.cumsum()), starts, counts, counts)
 
     def _judge(self, words: int, new: int) -> None:
         """Leave texts to the library for a while where most words were new."""
