@@ -254,7 +254,7 @@ def test_words_of_any_characters(parts: list[list[tuple[str, str]]], data: st.Da
     tokenizer = Tokenizer.from_folder(TINY)
     texts = ["".join(word + space for word, space in part) for part in parts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 64])))
+        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 1 << 13])))
         for some in (texts[:1], texts, texts):
             assert tokenizer.encode(some) == by_the_library(tokenizer, some, None)
 
@@ -263,6 +263,7 @@ def test_threads_look_words_up_while_others_are_learnt(
     tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(words, "MOST_WORDS", 300)
+    monkeypatch.setattr(words, "FEW", 0)
     random = Random(5)
     pool = ["".join(random.choices("abcdes", k=random.randrange(1, 20))) for _ in range(400)]
     batches = [[" ".join(random.choices(pool, k=30)) for _ in range(8)] for _ in range(60)]

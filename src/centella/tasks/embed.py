@@ -52,13 +52,13 @@ __all__ = ["Embedder", "EmbedderConfig", "Forward"]
 
 
 class Embedder:
-    """A model that turns texts into vectors; `ct.load` makes it. Threads may share one.
+    """A model that turns texts into vectors; `ct.load` returns it. Threads may share one.
 
     Attributes:
         model: the encoder; calling the Embedder calls it.
-        config: length limit (`config.max_length` tokens), pooling, normalisation, prompts.
-        dense: products after the pooling.
-        heads: products for what each token gives, by output: "sparse", "multi".
+        config: length limit (`config.max_length`, in tokens), pooling, normalisation, prompts.
+        dense: linear layers after the pooling.
+        heads: linear layers of the outputs for each token, by name: "sparse", "multi".
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Embedder:
 
     @property
     def replicas(self) -> tuple[Embedder, ...]:
-        """The same model on further devices, which share the batches of each call.
+        """The copies of the model on further devices, which share the batches of each call.
 
-        They use this `config`. They have a `model`, `dense` and `heads` of their own: after a
-        change of those here, change those of each replica too, then set `replicas` again.
+        They use this `config`. They have their own `model`, `dense` and `heads`. If you change
+        those of this Embedder, change those of each replica too, then set `replicas` again.
         """
         return self._replicas.others
 
@@ -130,42 +130,45 @@ class Embedder:
     ) -> Array:  # fmt: skip
         """Vectors of texts.
 
-        A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
-        part in its vector. The first call that cuts texts logs a warning; `embed` names them.
+        A text is cut at `config.max_length` tokens, special tokens included; the rest does not
+        affect its vector. The first call that cuts texts logs a warning; `embed` names them.
 
         Args:
             texts: one text, or any number of them (a list, a generator).
             batch_size: most texts in one batch on the device.
             normalize: whether vectors have length 1; None: as the model's folder says.
-            progress: show how far it is: a bar where rich is installed, else log lines; or a
-                function that is called with the number of texts done, and of all.
+            progress: True shows a progress bar if rich is installed, otherwise log lines. A
+                function is called with the number of texts done and of all texts.
             prompt: put before each text; or prompt_name: that prompt of the folder
                 (`config.prompts`). Default: the folder's `default_prompt_name`, if it has one.
-            dim: keep so many numbers of each vector, the first (Kusupati et al. 2022, "Matryoshka
-                Representation Learning"); those that are normalised are so after the cut.
-            dtype: "f32"; "f16"; "int8", "uint8": 255 steps between the least and the largest value
-                of each dimension; "binary", "ubinary": a bit for each value over 0, eight a byte.
-            ranges: [2, dim], those values for int8 and uint8; default: of these vectors.
-            exact: the bits of a text's vector do not depend on the texts beside it, their number or
-                its place, on one device or several of one kind. All batches of a length then have
-                one size, about 2 048 tokens (on a CPU one text), and `batch_size` says nothing: a
-                text alone takes as long as such a batch, many take longer than in large ones.
-            chunk: a text of more tokens, special ones and the prompt counted, is embedded in pieces
-                of so many at most (`chunks`). Its vector is the mean of theirs, each weighed by its
-                tokens, and of length 1 where those of pieces are. None: it is cut.
-            overlap: tokens of a piece that begin the next one.
+            dim: keep the first `dim` numbers of each vector (Kusupati et al. 2022, "Matryoshka
+                Representation Learning"). Vectors are normalised after the cut.
+            dtype: "f32"; "f16"; "int8", "uint8": 255 steps between the smallest and the largest
+                value of each dimension; "binary", "ubinary": one bit for each value, set if it is
+                above 0, eight bits a byte.
+            ranges: [2, dim], the smallest and largest values for int8 and uint8; default: those of
+                these vectors.
+            exact: a text gets the same bits in every batch and at every position, on one device or
+                several of one kind. All batches of a length then have one size, about 2 048 tokens
+                (on a CPU one text), and `batch_size` is ignored. A single text takes as long as a
+                full batch, and many texts take longer than in large batches.
+            chunk: a text with more than `chunk` tokens, special tokens and the prompt included, is
+                embedded in pieces (`chunks`). Its vector is the mean of the pieces' vectors,
+                weighted by their numbers of tokens, and normalised if those are. None: the text is
+                cut.
+            overlap: tokens of a piece that the next piece repeats.
 
         Returns:
             float32, or as `dtype` says, [number of texts, dim], in the order of the texts; [dim]
             for one `str`; of bits [.., ceil(dim / 8)].
 
         Raises:
-            DTypeError: for what is no text, no whole number, no flag; for an unknown argument.
-            ShapeError: for a batch_size below 1, a dim that vectors do not have, another dtype, a
-                prompt that the folder does not have, a text with a lone surrogate, a chunk of no
-                tokens or of more than the model reads, or an overlap that is no part of a chunk.
-            WeightsError: for a token that the model has no vector for.
-            ContractError: on several devices, after a change of the model, `dense` or `heads`.
+            DTypeError: an argument of another type (texts, numbers, flags), or an unknown one.
+            ShapeError: a batch_size below 1, a dim larger than the vectors', an unknown dtype or
+                prompt, a text with a lone surrogate, a chunk that is empty or longer than the model
+                reads, or an overlap as long as a chunk.
+            WeightsError: a token outside the model's vocabulary.
+            ContractError: several devices, and `model`, `dense` or `heads` of one was changed.
         """
         refuse_names("encode", other)
         found = self._embedded(
@@ -185,7 +188,7 @@ class Embedder:
     def embed(
         self, texts: str | Iterable[str], outputs: Sequence[str] = DENSE, **options: Any
     ) -> Embeddings:  # fmt: skip
-        """Vectors of texts, which texts were cut, and what each token gives.
+        """The outputs of texts, and which texts were cut.
 
         Args:
             texts: as for `encode`; one `str` is a list of one.
@@ -254,24 +257,23 @@ class Embedder:
         self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> list[Chunk]:  # fmt: skip
-        """A text in pieces that the model reads whole, as `encode(chunk=size)` embeds them.
+        """Split a text into pieces that the model reads whole, as `encode(chunk=size)` does.
 
-        A piece has half of `size` tokens at least, and ends after a line, else after a sentence,
-        else after a word. Space around it is no part of it.
+        A piece has at least half of `size` tokens. It ends after a line if possible, otherwise
+        after a sentence, otherwise after a word. White space around a piece is left out.
 
         Args:
-            text: the text; one that fits is one piece.
+            text: the text; a text that fits is one piece.
             size: most tokens of a piece, special ones and the prompt counted; default:
                 `config.max_length`.
-            overlap: tokens of a piece that begin the next one, from a word on where one begins.
-            prompt, prompt_name: as for `encode`; what is put before each piece has room.
+            overlap: tokens of a piece that the next piece repeats, beginning at a word if possible.
+            prompt, prompt_name: as for `encode`; the tokens of the prompt are counted in `size`.
 
         Returns:
             The pieces, each with its characters (`start`, `end`) and tokens.
 
         Raises:
-            DTypeError: for what is no text; ShapeError: for a size or overlap that `encode`
-            refuses.
+            DTypeError: not a text. ShapeError: a size or overlap that `encode` refuses.
         """
         begin = self.config.prompt("chunks", prompt_name, prompt)
         chunker = self._chunker("chunks", begin, size, overlap)
@@ -322,7 +324,7 @@ class Embedder:
         return self.encode(texts, prompt=self.config.prompt(op, name, text, *usual), **options)
 
     def similarity(self, a: Any, b: Any) -> Array:
-        """How alike texts are, f32 [n, m]: two outputs of `embed` or `encode`, of one kind.
+        """Similarity of texts, f32 [n, m], from two outputs of `embed` or `encode` of one kind.
 
         Args:
             a, b: dense vectors [n, dim] and [m, dim], or one [dim]: as the folder says

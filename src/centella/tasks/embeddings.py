@@ -18,12 +18,12 @@ from centella.tasks.tokens import Tokens
 
 
 class Cut(Struct, frozen=True):
-    """A text of which the model has not read all.
+    """A text that was cut.
 
     Attributes:
-        index: of the text among those given.
-        tokens: that it has, special ones and those of its prompt counted.
-        read: of these, how many the model has read.
+        index: position of the text in the input.
+        tokens: tokens of the text, special tokens and prompt included.
+        read: how many of them the model read.
     """
 
     index: int
@@ -32,17 +32,16 @@ class Cut(Struct, frozen=True):
 
 
 class Embeddings(Struct, frozen=True, eq=False):
-    """What `Embedder.embed` gives: a row for each text, in their order.
+    """Result of `Embedder.embed`: a row for each text, in their order.
 
     Attributes:
         dense: vectors [texts, dim], as `Embedder.encode` gives them.
-        sparse: of each text the weight of each token that it has, by the token's id; special tokens
-            have none.
-        multi: of each text the vectors of its tokens [tokens, dim], of length 1; the first token,
-            which is no word, has none.
+        sparse: for each text the weights of its tokens, by token id, without special tokens.
+        multi: for each text the vectors of its tokens [tokens, dim], of length 1, without the start
+            token.
         cut: the texts that are longer than the model reads, with their tokens.
 
-    Outputs that were not asked for are empty: [texts, 0], and lists of none.
+    Outputs that were not requested are empty: [texts, 0] and empty lists.
     """
 
     dense: Array

@@ -46,7 +46,7 @@ CAPTURES = 16
 
 
 class Matches(Struct, frozen=True):
-    """The rows nearest to each query, the best first; of equal scores the lower row first.
+    """The rows nearest to each query, the best first; for equal scores the lower row first.
 
     Attributes:
         scores: f32 [queries, k].
@@ -179,7 +179,7 @@ class Index:
 
         Args:
             queries: [queries, dim] or [dim], of floats: an array, a Tensor or nested lists.
-            k: rows wanted; all where there are fewer.
+            k: number of rows; all rows if there are fewer.
 
         Raises:
             ShapeError: queries of another size, rows of unequal length, k below 1.

@@ -27,16 +27,16 @@ MARK = "\x01"  # a word between texts
 BEHIND = " " * LONG  # the last word, so that its key can be read
 TOGETHER = 64  # new words that are tokenised as one text
 SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
-FEW = 64  # words that the dictionary has as fast
-MOST_WORDS, MOST_IDS, MOST_BYTES = 1 << 17, 1 << 20, 1 << 23  # that are remembered
+FEW = 1 << 13  # characters whose words the dictionary has sooner: calls of NumPy take a while
+MOST_WORDS, MOST_IDS, MOST_CHARACTERS = 1 << 17, 1 << 20, 1 << 23  # that are remembered
 WINDOW = 1 << 13  # words, of which half have to be known
 REST = 1 << 20  # characters that the library has where they are not
 
 
-class _Numbers(dict[bytes, int]):
+class _Numbers(dict[str, int]):
     """Words by number, in the order in which they were met."""
 
-    def __missing__(self, word: bytes) -> int:
+    def __missing__(self, word: str) -> int:
         number = self[word] = len(self)
         return number
 
@@ -56,17 +56,17 @@ class _Memory:
         self.starts: Array = np.zeros(0, np.int64)
         self.sizes: Array = np.zeros(0, np.int64)
         self.ids: Array = np.zeros(0, np.uint32)
-        self.known = self.used = self.bytes = self.missed = 0
-        for word, ids in ((b"", mark[:0]), (MARK.encode(), mark)):
+        self.known = self.used = self.characters = self.missed = 0
+        for word, ids in (("", mark[:0]), (MARK, mark)):
             self.numbers[word]
             self.add([word], ids, np.array([len(ids)]))
-        self.table = WordTable(list(self.numbers))
+        self.table = WordTable([b"", MARK.encode()])
 
-    def unknown(self) -> list[bytes]:
+    def unknown(self) -> list[str]:
         """Words that have no ids yet."""
         return list(islice(self.numbers, self.known, None))
 
-    def add(self, words: Sequence[bytes], ids: Array, sizes: Array) -> None:
+    def add(self, words: Sequence[str], ids: Array, sizes: Array) -> None:
         """The next words, with their ids."""
         known, used = self.known + len(sizes), self.used + len(ids)
         self.starts, self.sizes = _roomy(self.starts, known), _roomy(self.sizes, known)
@@ -74,18 +74,20 @@ class _Memory:
         self.ids[self.used : used] = ids
         self.sizes[self.known : known] = sizes
         self.starts[self.known : known] = self.used + np.cumsum(sizes) - sizes
-        self.known, self.used, self.bytes = known, used, self.bytes + sum(map(len, words))
+        characters = self.characters + sum(map(len, words))
+        self.known, self.used, self.characters = known, used, characters
 
     def miss(self, words: int) -> None:
         """So many words were not in the table: make another one where they could have been."""
         self.missed += words
         if self.missed > self.known // 4:
-            self.table, self.missed = WordTable(list(islice(self.numbers, self.known))), 0
+            known = [word.encode() for word in islice(self.numbers, self.known)]
+            self.table, self.missed = WordTable(known), 0
 
     @property
     def full(self) -> bool:
         """Whether it is to be begun anew."""
-        return self.known > MOST_WORDS or self.used > MOST_IDS or self.bytes > MOST_BYTES
+        return self.known > MOST_WORDS or self.used > MOST_IDS or self.characters > MOST_CHARACTERS
 
 
 class Words:
@@ -146,36 +148,55 @@ class Words:
         if self._rest > 0:
             self._rest -= len(joined)  # which another thread may undo: the ids are the same
             return None
-        text = joined.encode()
         memory = self._memory
-        numbers = self._numbers(memory, text, *bounds(text))
+        look_up = self._of_few if len(joined) < FEW else self._of_many
+        numbers = look_up(memory, joined)
         marks = (numbers == 1).nonzero()[0]
         return self._tokens(memory, numbers, marks) if len(marks) == len(texts) + 1 else None
 
-    def _numbers(self, memory: _Memory, text: bytes, starts: Array, lengths: Array) -> Array:
-        """The numbers of words, which have ids then."""
-        many = len(starts) >= FEW
-        if many:
-            numbers = memory.table.numbers(text, starts, lengths)
-        else:
-            numbers = np.zeros(len(starts), np.int32)
-        left = (numbers == 0).nonzero()[0]
+    def _of_few(self, memory: _Memory, text: str) -> Array:
+        """The numbers of a text's words, which have ids then: by the dictionary."""
+        for space in "\n\t\r":
+            text = text.replace(space, " ")
+        words = text.strip(" ").split(" ")
+        numbers, new = self._numbers(memory, words)
+        self._judge(len(words), new)
+        return numbers
+
+    def _of_many(self, memory: _Memory, text: str) -> Array:
+        """As `_of_few`: by the table, and by the dictionary those that are not there."""
+        data = text.encode()
+        starts, lengths = bounds(data)
+        numbers = memory.table.numbers(data, starts, lengths)
+        left = np.flatnonzero(numbers == 0)
         new = 0
         if len(left):
             ends = starts[left] + lengths[left]
             some = zip(starts[left].tolist(), ends.tolist(), strict=True)
-            words = [text[start:end] for start, end in some]
-            with self._lock:
-                numbers[left] = [memory.numbers[word] for word in words]
-                new = len(memory.numbers) - memory.known
-                if new:
-                    self._learn(memory)
-                if many:
-                    memory.miss(int((lengths[left] <= LONG).sum()))
-                if memory.full:
-                    self._memory = _Memory(self._mark)
+            words = [data[start:end].decode() for start, end in some]
+            missed = int((lengths[left] <= LONG).sum())
+            numbers[left], new = self._numbers(memory, words, missed)
         self._judge(len(starts), new)
         return numbers
+
+    def _numbers(
+        self, memory: _Memory, words: list[str], missed: int = 0
+    ) -> tuple[Array, int]:  # fmt: skip
+        """The numbers of words, which have ids then; and how many are new.
+
+        Args:
+            missed: how many could have been in the table.
+        """
+        with self._lock:
+            numbers = np.fromiter(map(memory.numbers.__getitem__, words), np.int32, len(words))
+            new = len(memory.numbers) - memory.known
+            if new:
+                self._learn(memory)
+            if missed:
+                memory.miss(missed)
+            if memory.full:
+                self._memory = _Memory(self._mark)
+        return numbers, new
 
     def _tokens(self, memory: _Memory, numbers: Array, marks: Array) -> Tokens:
         """The ids of words, end to end."""
@@ -204,8 +225,7 @@ class Words:
         """Have the library tokenise the words that have no ids."""
         new = memory.unknown()
         between = f" {self._between} "
-        words = [word.decode() for word in new]
-        runs = [words[first : first + TOGETHER] for first in range(0, len(new), TOGETHER)]
+        runs = [new[first : first + TOGETHER] for first in range(0, len(new), TOGETHER)]
         ids, sizes = [], []
         together = self._library([between.join((*run, "")) for run in runs])
         for run, found in zip(runs, together, strict=True):
