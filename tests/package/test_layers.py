@@ -67,7 +67,8 @@ LATE: dict[tuple[str, str], str] = {
     ("audio", "shutil"): "as subprocess",
     ("audio", "tempfile"): "as subprocess",
     ("tasks", "models"): "`import centella` is quick: a family loads with the first model of it",
-    ("tasks", "tasks"): "the same: the tokenizer loads with the first model",
+    ("tasks", "tasks"): "the same: the tokenizer loads with the first model, the sandbox with the "
+    "first template",
     (
         "tasks",
         "weights",

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from centella.errors import MissingExtraError, WeightsError
 from centella.tasks import words
 from centella.tasks.text import Tokenizer
 from centella.tasks.tokens import Tokens
+from centella.tasks.word_table import PROBES, WordTable, keys_of_words
 from centella.weights.folder import max_length
 from tests.support.model_common import minilm
 
@@ -227,6 +230,61 @@ def test_words_have_the_ids_of_whole_texts(tiny: Tokenizer, side: Any) -> None:
             len(ids) for ids in by_the_library(tokenizer, texts, None)
         ]
     assert tokenizer._words is not None and tokenizer._words._memory.known > 100
+
+
+LETTERS = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from("ae\xe9\u0301\u4f60\U0001f600.-_'\x00\x01\x0b\x1c\x7f\x85\xa0\u3000"),
+)
+WORDS = st.one_of(
+    st.text(LETTERS, max_size=20),
+    st.sampled_from(PARTS),
+    st.sampled_from(
+        ["a" * n + end for n in (14, 15, 16, 17, 31, 101) for end in ("", "b", "\xe9")]
+    ),
+)
+SPACES = st.sampled_from(["", " ", "  ", "\t", "\n", "\r\n", "\x01", " \x01 "])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.tuples(WORDS, SPACES), max_size=40), min_size=1, max_size=5), st.data())
+def test_words_of_any_characters(parts: list[list[tuple[str, str]]], data: st.DataObject) -> None:
+    """Of a tokenizer that has met some of them, by the dictionary or by the table."""
+    pytest.importorskip("tokenizers")
+    tokenizer = Tokenizer.from_folder(TINY)
+    texts = ["".join(word + space for word, space in part) for part in parts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 64])))
+        for some in (texts[:1], texts, texts):
+            assert tokenizer.encode(some) == by_the_library(tokenizer, some, None)
+
+
+def test_threads_look_words_up_while_others_are_learnt(
+    tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "MOST_WORDS", 300)
+    random = Random(5)
+    pool = ["".join(random.choices("abcdes", k=random.randrange(1, 20))) for _ in range(400)]
+    batches = [[" ".join(random.choices(pool, k=30)) for _ in range(8)] for _ in range(60)]
+    expected = [by_the_library(tiny, texts, None) for texts in batches]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(tiny.encode, batches)) == expected
+
+
+def test_words_that_meet_in_a_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [b"", *(b"w%d" % n for n in range(2 * PROBES)), b"a" * 17]
+    keys = keys_of_words(some)
+    expected = np.arange(len(some)) * (keys.any(axis=1))
+    assert WordTable(keys).numbers(keys).tolist() == expected.tolist()
+    assert WordTable(keys[:1]).numbers(keys).tolist() == [0] * len(some)
+
+    def together(self: WordTable, keys: Any) -> Any:
+        return np.zeros(len(keys), np.int64)
+
+    monkeypatch.setattr(WordTable, "_slots", together)
+    numbers = WordTable(keys).numbers(keys)
+    assert np.count_nonzero(numbers) == PROBES  # the others are left to the dictionary
+    assert (numbers[numbers != 0] == expected[numbers != 0]).all()
 
 
 def test_words_are_forgotten_and_learnt_again(

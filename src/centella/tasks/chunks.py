@@ -28,7 +28,7 @@ class Chunk(Struct, frozen=True):
     Attributes:
         text: the piece.
         start, end: its characters are whole[start:end].
-        tokens: that it has by itself; special tokens and a prompt are not counted.
+        tokens: tokens of the piece, without special tokens and prompt.
     """
 
     text: str

@@ -55,33 +55,35 @@ class TranscribeArgs(TypedDict, total=False):
 
 
 class Options(Struct, frozen=True):
-    """How sound is transcribed; defaults are those of the published implementation.
+    """Options of a transcription; the defaults are those of the published implementation.
 
     Attributes:
-        language: a code ("de") or an English name ("German"); None: found by the model, in the
+        language: a code ("de") or an English name ("German"); None: the model detects it in the
             first window.
         task: "transcribe", or "translate" to English.
         timestamps: "segment", "word" (segments with the times of their words) or "none".
-        prompt: text that is taken to come before the first window: names, spelling, style.
-        hotwords: words that stand before each window's prompt.
-        condition_on_previous_text: whether a window is told the text before it. Not in batches.
-        temperature: 0 takes the most likely token; of several, one after the other is tried while
-            the text is not believed.
+        prompt: text that precedes the first window, to set names, spelling and style.
+        hotwords: words that precede each window's prompt.
+        condition_on_previous_text: whether the previous text is part of a window's prompt. Not in
+            batches.
+        temperature: 0 takes the most likely token. Of several temperatures the next one is tried if
+            a text fails a threshold.
         compression_ratio_threshold, logprob_threshold, no_speech_threshold: see `Thresholds`.
-        no_repeat_ngram: n of n-grams that come once in a window, 2 to 8; 0: any may repeat.
-        max_repeats: a window's text ends where up to 8 tokens have come so many times in a row;
-            0: it goes on.
-        max_new_tokens: of a window; None: half of the model's positions.
+        no_repeat_ngram: length of n-grams that may not occur twice in a window, 2 to 8; 0: no
+            limit.
+        max_repeats: a window's text ends when a sequence of up to 8 tokens has occurred this many
+            times in a row; 0: no limit.
+        max_new_tokens: most tokens of a window; None: half of the model's positions.
         seed: of sampling; equal seeds give equal texts.
-        batch: windows at once; 1: one after the other, each from the last time of the one before;
-            None: 8 for what is longer than a window and has regions, else 1.
-        beam: texts of a window that are followed at temperature 0; 1: the most likely token alone.
-        vad: what finds the regions of speech: "silero", its network; "energy", energy and spectrum;
-            "auto", the network where a file of it is named, else "energy"; "off", nothing: all is
-            heard.
-        vad_model: Silero's network, or the path of its ONNX file; None: the file that
-            `CENTELLA_VAD_MODEL` names, if it names one.
-        regions: (start, end) of speech in seconds, in order; what is outside is not heard.
+        batch: windows at once. 1: one after the other, each from the last timestamp of the previous
+            one. None: 8 for audio that is longer than a window and has regions, else 1.
+        beam: number of beams at temperature 0; 1: greedy decoding.
+        vad: voice activity detection: "silero", by its network; "energy", by energy and spectrum;
+            "auto": the network if a file of it is named, else "energy"; "off": everything is
+            transcribed.
+        vad_model: Silero's network or the path of its ONNX file; None: the file that the
+            environment variable `CENTELLA_VAD_MODEL` names, if any.
+        regions: (start, end) of speech in seconds, in order; the rest is not transcribed.
     """
 
     language: str | None = None

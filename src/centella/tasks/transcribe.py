@@ -33,11 +33,11 @@ IDLE = 2  # sessions that a Transcriber keeps
 
 
 class Transcript(Struct, frozen=True):
-    """What is said in a recording.
+    """The text of a recording.
 
     Attributes:
         segments: in order, with times in seconds.
-        language: a code; None where the model has but one.
+        language: a language code; None if the model has only one language.
         duration: of the recording, in seconds.
     """
 
@@ -47,12 +47,12 @@ class Transcript(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(segment.text for segment in self.segments).strip()
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """Words of all segments; none where their times were not asked for."""
+        """Words of all segments; empty unless timestamps="word"."""
         return tuple(word for segment in self.segments for word in segment.words)
 
 
@@ -116,7 +116,7 @@ class Transcriber:
         self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcript:  # fmt: skip
-        """Write down what is said.
+        """Transcribe speech to text.
 
         Args:
             audio: a path, "-", an open file, samples [n] or [n, channels], or an iterable of
@@ -139,7 +139,7 @@ class Transcriber:
         self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcription:  # fmt: skip
-        """As `transcribe`, segment by segment: each comes when its window is done.
+        """As `transcribe`, but yields each segment when its window is done.
 
         Arguments and errors are those of `transcribe`.
         """
