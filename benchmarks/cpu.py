@@ -1,20 +1,14 @@
-"""MiniLM on the CPU beside torch and ONNX Runtime, and a cold `centella embed`."""
+"""MiniLM on the CPU beside torch and ONNX Runtime."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Call, Row, alternate, cost, summary
+from measure import Call, Row, alternate, summary
 
 import centella as ct
 from centella.tasks.embed import Forward
@@ -106,60 +100,3 @@ def _states_of(torch: Any, model: Any) -> Any:
             return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
 
     return States().eval()  # an export leaves it in the mode that it had
-
-
-CACHES = (
-    "XDG_CACHE_HOME", "MESA_SHADER_CACHE_DIR", "CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH",
-)  # fmt: skip
-
-
-def start(args: argparse.Namespace) -> list[Row]:
-    """Milliseconds of `centella embed hello` in fresh processes, device by device.
-
-    Each way twice: with the drivers' caches of compiled kernels, and ours of self-checks and wgpu's
-    header, empty ("first"), and as a second process finds them ("again"). Python's byte code is
-    there both times, as pip leaves it with every package. Processes of their own say how long all
-    programs took to compile, text and driver ("compile").
-    """
-    with tempfile.TemporaryDirectory() as code:
-        kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-        return _start(args, {**kept, "PYTHONPYCACHEPREFIX": code})
-
-
-def _start(args: argparse.Namespace, environment: dict[str, str]) -> list[Row]:
-    rows: list[Row] = []
-    for name in args.devices:
-        code = "from centella.cli import main; main()"
-        command = [sys.executable, "-c", code, "embed", "hello", "--model", args.model,
-                   "--device", name]  # fmt: skip
-        spent: dict[tuple[str, str], list[float]] = {}
-        _process(command, environment)  # writes the byte code
-        for _ in range(max(3, args.rounds // 3)):
-            with tempfile.TemporaryDirectory() as caches, tempfile.TemporaryDirectory() as others:
-                for when in ("first", "again"):
-                    wall, user = _process(command, {**environment, **dict.fromkeys(CACHES, caches)})
-                    spent.setdefault((when, "wall"), []).append(wall)
-                    spent.setdefault((when, "user time"), []).append(user)
-                    there = {**environment, **dict.fromkeys(CACHES, others)}
-                    spent.setdefault((when, "compile"), []).append(_compile(command, there))
-        for (when, what), times in spent.items():
-            bench = f"centella embed, {when}, {what}"
-            rows.append({"bench": bench, "who": name, "unit": "ms", "shape": [1],
-                         "best": 1e3 * min(times), **cost(times, 1e3)})  # fmt: skip
-    return rows
-
-
-def _process(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
-    """Wall and user seconds of a process."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    begin = time.perf_counter()
-    subprocess.run(command, capture_output=True, check=True, env=environment)
-    wall = time.perf_counter() - begin
-    return wall, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
-
-
-def _compile(command: list[str], environment: dict[str, str]) -> float:
-    """Seconds that all programs of a process took to compile; 0 where nothing is compiled."""
-    done = subprocess.run([*command, "--timing", "--json"], capture_output=True, check=True,
-                          env=environment)  # fmt: skip
-    return float(json.loads(done.stdout)["timing_ms"].get("compile", 0.0)) / 1e3

@@ -12,32 +12,34 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from itertools import chain, product
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Row, cost, summary, torch_or_none
+from measure import READ, Row, cost, summary, timed, torch_or_none
+from random_weights import Weights, activations_of, fill, kind_of
 
 import centella as ct
-from centella.dtypes import DType, dtype_of, f32, i8
+from centella.dtypes import DType, i8
 from centella.models.llama import LlamaModel
 from centella.models.llama_config import LlamaConfig
-from centella.nn.module import Parameter
+from centella.nn import Linear
 from centella.tasks.generate import Generator
 from centella.tasks.sampling import GeneratorConfig, Sampling
 from centella.tasks.session import Session
 
 SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {  # hidden, layers, heads, kv, inner, tied
-    "mini": (64, 2, 4, 2, 128, True),
+    "mini": (256, 2, 4, 2, 512, True),
     "0.6b": (1024, 28, 16, 8, 3072, True),
     "1.7b": (2048, 28, 16, 8, 6144, True),
     "4b": (2560, 36, 32, 8, 9728, True),
     "8b": (4096, 36, 32, 8, 12288, False),
 }
 VOCAB, HEAD_DIM, LAYERS = 151936, 128, 4  # layers with weights of their own
-PROMPT, TOKENS, ROUNDS = 512, 64, 3
-READ = 4.39e12  # bytes a second of an H200
+PROMPT, TOKENS, PEER_TOKENS, ROUNDS = 512, 64, 32, 3
+MOST_ROWS = 8192  # of x, of the products that a prefill is compared with
 
 
 def values_of(size: str) -> dict[str, Any]:
@@ -52,30 +54,12 @@ def values_of(size: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def model_of(size: str, device: ct.Device, dtype: DType, activations: DType) -> LlamaModel:
+def model_of(size: str, device: ct.Device, dtype: str) -> LlamaModel:
     """A model with random weights; those of a layer are those of the fourth before it."""
-    model = LlamaModel(LlamaConfig.from_dict(values_of(size)), activations)
-    random = np.random.default_rng(0)
-    block = (0.02 * random.standard_normal(1 << 22)).astype(np.float32)
-    made: dict[tuple[str, int], Any] = {}
-
-    def data(shape: tuple[int, ...], path: str) -> ct.Tensor:
-        if len(shape) == 1 or "norms" in path:
-            return ct.ones(shape, f32, device)
-        flat = np.resize(np.roll(block, int(random.integers(1 << 20))), shape)
-        return ct.asarray(flat, dtype, device)
-
-    for path, module in model.named_modules():
-        for name, value in list(vars(module).items()):
-            if not isinstance(value, Parameter):
-                continue
-            parts = path.split(".")
-            layer = int(parts[1]) % LAYERS if parts[0] == "layers" else -1
-            key = (".".join(parts[2:] if layer >= 0 else parts) + name, layer)
-            if key not in made:
-                made[key] = data(value.shape, path)
-            setattr(module, name, made[key])
-    device.synchronize()
+    kind, format = kind_of(dtype)
+    config = LlamaConfig.from_dict(values_of(size))
+    model = LlamaModel(config, activations_of(device, kind))
+    fill(model, device, kind, format, LAYERS)
     return model
 
 
@@ -83,72 +67,73 @@ def weight_bytes(model: LlamaModel) -> int:
     """Bytes of weights that a token reads."""
     tied = model.config.tie_word_embeddings
     skipped = "" if tied else "embed_tokens.weight"
-    return sum(t.nbytes for name, t in model.named_parameters() if name != skipped)
+    return sum(t.nbytes for name, t in model.named_parameters() if not _is(name, skipped))
+
+
+def _is(name: str, parameter: str) -> bool:
+    return bool(parameter) and name.startswith(parameter)  # the planes of a quantised one too
 
 
 def generate(args: argparse.Namespace) -> Iterator[Row]:
-    """Prefill and decode for each device, size, dtype and batch."""
+    """Prefill and decode for each size, and of it for each device, dtype and batch; the peer."""
     sizes = args.shapes.split(",") if args.shapes else ["mini"] if args.small else ["0.6b", "4b"]
-    for name in args.devices:
-        device = ct.device(name)
-        for size in sizes:
-            for dtype in (args.dtypes or "bf16").split(","):
-                kind = dtype_of(dtype)
-                wide = kind if device.caps.target == "ptx" else f32
-                model = model_of(size, device, kind, wide)
-                for batch, cache in product(map(int, args.rows.split(",")), args.cache.split(",")):
-                    stored = i8 if cache == i8.name else None
-                    rows = (
-                        row
-                        for prompt in prompts_of(args)
-                        for row in measured(model, batch, args.small, prompt, stored)
-                    )
-                    for row in chain(rows, [served(model, batch, args.small, stored)]):
-                        who = f"{name} {dtype}" + (f", cache {cache}" if stored else "")
+    batches = [int(n) for n in args.rows.split(",")]
+    for size in sizes:
+        for name, dtype in product(args.devices, (args.dtypes or "bf16").split(",")):
+            model = model_of(size, ct.device(name), dtype)
+            for batch, cache in product(batches, args.cache.split(",")):
+                stored = i8 if cache == i8.name else None
+                who = f"{name} {dtype}" + (f", cache {cache}" if stored else "")
+                for prompt in prompts_of(args):
+                    for row in measured(model, batch, args.small, prompt, stored):
                         yield {"who": who, **row, "shape": (size, batch)}
-    if (torch := torch_or_none()) is not None and not args.prompt:
-        for size, batch in product(sizes, map(int, args.rows.split(","))):
-            for row in peer(torch, size, batch, args.compile):
-                yield {**row, "shape": (size, batch)}
+                if not args.prompt:
+                    row = served(model, batch, args.small, stored)
+                    yield {"who": who, **row, "shape": (size, batch)}
+            del model
+        if (torch := torch_or_none()) is not None:
+            with torch.inference_mode():
+                yield from peer(torch, size, batches, prompts_of(args), args.compile)
 
 
-def peer(torch: Any, size: str, batch: int, compiled: bool) -> Iterator[Row]:
+def peer(
+    torch: Any, size: str, batches: list[int], prompts: list[int], compiled: bool
+) -> Iterator[Row]:  # fmt: skip
     """transformers' own `generate` in bf16, random weights; with a compiled step if asked for."""
     import transformers
 
     config = transformers.Qwen3Config(**{k: v for k, v in values_of(size).items()
                                          if k != "model_type"})  # fmt: skip
     with torch.device("cuda"):
-        model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+        model = transformers.Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
     model.generation_config.eos_token_id = None
-    ids = torch.randint(0, config.vocab_size, (batch, PROMPT), device="cuda")
-
-    def took(tokens: int, **options: Any) -> float:
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens,
-                       do_sample=False, pad_token_id=0, **options)  # fmt: skip
-        torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
     kinds = {"transformers bf16": {}, "transformers bf16, compiled": {
         "cache_implementation": "static"}}  # fmt: skip
-    for who, options in list(kinds.items())[: 1 + compiled]:
-        with torch.inference_mode():
-            for _ in range(2):
-                took(TOKENS, **options)
-            first = [took(1, **options) for _ in range(ROUNDS)]
-            more = [took(1 + TOKENS, **options) for _ in range(ROUNDS)]
-        yield {"who": who, "bench": f"prefill {PROMPT}", "unit": "ms", **cost(first, 1e3)}
+    for batch, prompt, who in product(batches, prompts, list(kinds)[: 1 + compiled]):
+        ids = torch.randint(0, config.vocab_size, (batch, prompt), device="cuda")
+        run = partial(
+            model.generate, ids, attention_mask=torch.ones_like(ids), do_sample=False,
+            pad_token_id=0, **kinds[who],
+        )  # fmt: skip
+        wait = torch.cuda.synchronize
+        first = timed(partial(run, max_new_tokens=1), ROUNDS, wait)
+        more = timed(partial(run, max_new_tokens=1 + PEER_TOKENS), ROUNDS, wait)
+        base = {"who": who, "shape": (size, batch)}
+        yield {**base, "bench": f"prefill {prompt}", "unit": "ms", **cost(first, 1e3)}
         begun = sorted(first)[len(first) // 2]
-        yield {"who": who, "bench": "decode", "unit": "tokens/s",
-               **summary([s - begun for s in more], batch * TOKENS)}  # fmt: skip
+        yield {**base, "bench": f"decode{behind(prompt)}", "unit": "tokens/s",
+               **summary([s - begun for s in more], batch * PEER_TOKENS)}  # fmt: skip
 
 
 def prompts_of(args: argparse.Namespace) -> list[int]:
     """Lengths of the past that steps are measured behind."""
     default = "16" if args.small else str(PROMPT)
     return [int(n) for n in (args.prompt or default).split(",")]
+
+
+def behind(prompt: int) -> str:
+    """What the name of a row says of the past."""
+    return "" if prompt in (16, PROMPT) else f" after {prompt}"
 
 
 def served(model: LlamaModel, batch: int, small: bool, stored: DType | None) -> Row:
@@ -177,20 +162,23 @@ def served(model: LlamaModel, batch: int, small: bool, stored: DType | None) -> 
 def measured(
     model: LlamaModel, batch: int, small: bool, prompt: int, stored: DType | None
 ) -> Iterator[Row]:
-    """Rows of prefill, of greedy tokens with each kernel's share, and of sampled tokens."""
-    tokens = 8 if small else TOKENS
-    session = Session(model, batch, prompt + (2 * ROUNDS + 2) * tokens, stored)
+    """Rows of prefill, of greedy tokens with each kernel's share, of a step's host time, and of
+    sampled tokens."""
+    tokens, wait = 8 if small else TOKENS, model.device.synchronize
+    session = Session(model, batch, prompt + (2 * ROUNDS + 4) * tokens, stored)
     random = np.random.default_rng(1)
     ids = random.integers(0, model.config.vocab_size, (batch, prompt)).tolist()
-    prefill: list[float] = []
-    for _ in range(1 + ROUNDS):
+
+    def prefill() -> None:
         session.rows = [[] for _ in ids]  # nothing is kept
-        model.device.synchronize()
-        begin = time.perf_counter()
         session.start([[*row, 1] for row in ids])
-        model.device.synchronize()
-        prefill.append(time.perf_counter() - begin)
-    yield {"bench": f"prefill {prompt}", "unit": "ms", **cost(prefill[1:], 1e3)}
+
+    row = cost(timed(prefill, ROUNDS, wait), 1e3)
+    if batch * prompt <= MOST_ROWS:
+        alone = products(model, batch * prompt)
+        row |= {"share": 1e3 * alone / row["rate"], "of": "its products' own rate",
+                "products_ms": 1e3 * alone}  # fmt: skip
+    yield {"bench": f"prefill {prompt}", "unit": "ms", **row}
     cache = session.past.cache
     token_bytes = cache.nbytes / (batch * cache.capacity)  # of keys and values of a token
     for how in (Sampling(), Sampling(temperature=0.8, top_k=50, top_p=0.95, seed=1)):
@@ -198,22 +186,46 @@ def measured(
         list(session.run(4))
         past = batch * token_bytes * (cache.length + ROUNDS * tokens / 2)
         nbytes = weight_bytes(model) + past
-        seconds = []
-        for _ in range(ROUNDS):
-            begin = time.perf_counter()
-            list(session.run(tokens))
-            seconds.append(time.perf_counter() - begin)
-        behind = "" if prompt in (16, PROMPT) else f" after {prompt}"
-        row = {"bench": f"decode{behind}" if how.greedy else f"decode, sampled{behind}",
-               "unit": "tokens/s",
+        seconds = timed(lambda: list(session.run(tokens)), ROUNDS, warm=0)
+        name = "decode" if how.greedy else "decode, sampled"
+        row = {"bench": f"{name}{behind(prompt)}", "unit": "tokens/s",
                **summary(seconds, batch * tokens)}  # fmt: skip
         if how.greedy:
             with ct.ledger(timing=True) as led:
                 list(session.run(1))
-            kernels = sorted(led.kernels(), key=lambda k: -k.milliseconds)
+            kernels = sorted(led.kernels(), key=lambda k: -(k.milliseconds or 0.0))
             row |= {"share": nbytes * row["rate"] / batch / READ, "of": "the card's reads",
                     "weights_gb": weight_bytes(model) / 1e9, "past_gb": past / 1e9,
                     "launches": led.launches,
                     "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
                     }  # fmt: skip
         yield row
+        if how.greedy:
+            yield {"bench": f"host, a step{behind(prompt)}", "unit": "us",
+                   **cost(host(session, tokens), 1e6)}  # fmt: skip
+
+
+def host(session: Session, tokens: int) -> list[float]:
+    """Seconds until the host has submitted a step, one step ahead of the device."""
+    seconds, last = [], session.step()
+    for _ in range(tokens):
+        begin = time.perf_counter()
+        ahead = session.step()
+        seconds.append(time.perf_counter() - begin)
+        last.result()
+        last = ahead
+    last.result()
+    return seconds
+
+
+def products(model: LlamaModel, rows: int) -> float:
+    """Seconds of the products of all layers alone, each over so many rows of random numbers."""
+    layers = model.layers[:LAYERS]
+    linears = [part for layer in layers for _, part in layer.named_modules()
+               if isinstance(part, Linear)]  # fmt: skip
+    weights = Weights(model.device)
+    inputs = {k: weights.matrix((rows, k), model.dtype)
+              for k in {part.weight.shape[1] for part in linears}}  # fmt: skip
+    plan = model.device.compile(lambda: [part(inputs[part.weight.shape[1]]) for part in linears])
+    seconds = sorted(timed(plan, 2 * ROUNDS, model.device.synchronize))
+    return seconds[len(seconds) // 2] * len(model.layers) / len(layers)

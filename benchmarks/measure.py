@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from msgspec.structs import replace
 
 import centella as ct
@@ -22,6 +23,7 @@ from centella.op.variant import Variant
 
 Row = dict[str, Any]
 Call = Callable[[], None]
+READ = 4.39e12  # bytes a second that an H200 reads
 
 
 def run(command: list[str]) -> str:
@@ -30,6 +32,12 @@ def run(command: list[str]) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+def gpu() -> str:
+    """Name, driver, clocks and temperature of the card."""
+    query = "name,driver_version,clocks.sm,clocks.mem,temperature.gpu"
+    return run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"])
 
 
 def machine() -> Row:
@@ -42,8 +50,6 @@ def machine() -> Row:
         except importlib.metadata.PackageNotFoundError:
             continue
     versions["centella"] = ct.__version__
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu",
-             "--format=csv,noheader"]  # fmt: skip
     here = Path(__file__).parent
     head = run(["git", "-C", str(here), "rev-parse", "--verify", "HEAD"])
     commit = os.environ.get("CENTELLA_COMMIT") or head
@@ -52,7 +58,7 @@ def machine() -> Row:
         "cpu": platform.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "gpu": run(query),
+        "gpu": gpu(),
         "versions": versions,
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
@@ -84,6 +90,34 @@ def alternate(
             contestants[name]()
             seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def timed(
+    call: Callable[[], object], rounds: int, wait: Call = lambda: None, warm: int = 1,
+    before: Call = lambda: None,
+) -> list[float]:  # fmt: skip
+    """Seconds of each round of one call, after some that are not counted.
+
+    Args:
+        wait: called before the clock starts, and as the last part of a round.
+        before: what each round begins with, not timed.
+    """
+    seconds = []
+    for _ in range(warm + rounds):
+        before()
+        wait()
+        begin = time.perf_counter()
+        call()
+        wait()
+        seconds.append(time.perf_counter() - begin)
+    return seconds[warm:]
+
+
+def quantiles(seconds: list[float], scale: float = 1e3) -> Row:
+    """Median and 99th percentile, times `scale`: of milliseconds by default."""
+    p50, p99 = (float(q) * scale for q in np.percentile(seconds, (50, 99)))
+    return {"rate": p50, "worst_decile": scale * float(np.percentile(seconds, 90)), "p99": p99,
+            "rounds": len(seconds)}  # fmt: skip
 
 
 def forcing(module: ModuleType, variant: Variant[Any, Any], name: str, tile_of: Any) -> Any:

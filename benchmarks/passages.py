@@ -2,8 +2,9 @@
 
 Passages are the paragraphs of this project's pages and sources, in a random order. Each row of
 texts has a row of ids beside it: the same texts, tokenised and put into batches before the clock
-starts, so that the difference is what the host costs. Peer: transformers with its own fast
-tokenizer, the texts sorted by length and padded to the longest of each batch.
+starts, so that the difference is what the host costs; and one of ids in the order of the texts,
+each batch padded to its longest, which is what mixed lengths would cost otherwise. Peer:
+transformers with its own fast tokenizer, texts sorted by length, each batch padded to its longest.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Call, Row, alternate, bert, summary, torch_or_none
+from checkpoints import peer_encode
+from measure import Call, Row, alternate, summary, torch_or_none
 from texts import WORDS
 
 import centella as ct
-from centella.tasks.batches import batches_of
+from centella.tasks.batches import Batch, batches_of
 from centella.tasks.embed import Forward
 
 ROOT = Path(__file__).parents[1]
@@ -54,9 +56,14 @@ def passages(args: argparse.Namespace) -> Iterator[Row]:
                 model = ct.load(args.model, device=device, dtype=dtype)
                 tokens = model.tokenizer.tokens(some, model.config.max_length)
                 calls[device] = partial(_texts, model, some, device, results)
-                calls[f"{device}, ids"] = _ids(model, tokens, f"{device}, ids", results)
+                grids = list(batches_of([lambda t=tokens: t], BATCH, model.config.max_length, 0))
+                calls[f"{device}, ids"] = _ids(model, grids, f"{device}, ids", results)
+                who = f"{device}, ids, padded"
+                calls[who] = _ids(model, _padded(tokens), who, results)
             if torch is not None:
-                calls["transformers"] = _peer(torch, args.model, some, dtype, results)
+                kind = torch.float16 if dtype == "f16" else torch.float32
+                encode = peer_encode(torch, args.model, kind)
+                calls["transformers"] = partial(_peer, encode, some, results)
             if not calls:
                 continue
             first = next(iter(calls))
@@ -72,12 +79,19 @@ def _texts(model: Any, some: list[str], who: str, results: dict[str, Any]) -> No
     results[who] = model.encode(some, batch_size=BATCH)
 
 
-def _ids(model: Any, tokens: Any, who: str, results: dict[str, Any]) -> Call:
-    """The batches of `encode`, two of them in flight."""
+def _padded(tokens: Any) -> list[Batch]:
+    """Batches of texts as they come, whose columns are those of the longest."""
+    count = len(tokens)
+    every = [np.arange(at, min(at + BATCH, count)) for at in range(0, count, BATCH)]
+    return [Batch(tokens, rows, rows) for rows in every]
+
+
+def _ids(model: Any, batches: list[Batch], who: str, results: dict[str, Any]) -> Call:
+    """Batches to vectors, two of them in flight."""
     most, forward = model.config.max_length, Forward(model)
-    batches = list(batches_of([lambda: tokens], BATCH, most, 0))
     grids = [batch.grid(BATCH, most, 0) for batch in batches]
-    vectors = np.empty((len(tokens), model.dim), np.float32)
+    count = sum(len(batch.texts) for batch in batches)
+    vectors = np.empty((count, model.dim), np.float32)
 
     def call() -> None:
         running: list[Any] = []
@@ -92,27 +106,5 @@ def _ids(model: Any, tokens: Any, who: str, results: dict[str, Any]) -> Call:
     return call
 
 
-def _peer(
-    torch: Any, folder: str, some: list[str], dtype: str, results: dict[str, Any]
-) -> Call:  # fmt: skip
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = bert(folder, torch.float16 if dtype == "f16" else torch.float32).to("cuda")
-    vectors = np.empty((len(some), model.config.hidden_size), np.float32)
-
-    def call() -> None:
-        ids = tokenizer(some, truncation=True, max_length=256)["input_ids"]
-        order = sorted(range(len(some)), key=lambda i: -len(ids[i]))
-        for start in range(0, len(order), BATCH):
-            rows = order[start : start + BATCH]
-            batch = tokenizer.pad({"input_ids": [ids[i] for i in rows]}, return_tensors="pt")
-            batch = batch.to("cuda")
-            with torch.inference_mode():
-                states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
-                real = batch["attention_mask"][..., None]
-                mean = (states.float() * real).sum(1) / real.sum(1)
-                vectors[rows] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
-        results["transformers"] = vectors
-
-    return call
+def _peer(encode: Any, some: list[str], results: dict[str, Any]) -> None:
+    results["transformers"] = encode(some, BATCH)

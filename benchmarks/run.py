@@ -10,18 +10,25 @@
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
     python benchmarks/run.py generate --devices cuda,webgpu --rows 1 --json results/generate.json
+    python benchmarks/run.py timeline --devices cuda --json results/timeline.json
     python benchmarks/run.py search --devices cuda,webgpu --json results/search.json
     python benchmarks/run.py speech --devices cuda,webgpu --rows 1,8 --json results/speech.json
+    python benchmarks/run.py transcribe --devices cuda --json results/transcribe.json
     python benchmarks/run.py rows --devices cuda,webgpu --json results/rows.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
     python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
+    python benchmarks/run.py sentence --model DIR --devices cuda --json results/sentence.json
+    python benchmarks/run.py million --model DIR --devices cuda --json results/million.json
+    python benchmarks/run.py shapes --devices cuda --json results/shapes.json
     python benchmarks/run.py texts --devices cpu,cuda --json results/texts.json
     python benchmarks/run.py several --devices all --dtypes f16 --json results/several.json
     python benchmarks/run.py cpu --model DIR --json results/cpu.json
     python benchmarks/run.py start --devices cpu,webgpu
+    python benchmarks/run.py first --devices cuda --shapes qwen3-0.6b --json results/first.json
+    python benchmarks/run.py all --devices cuda,webgpu --model DIR --budget 500 --json results
     python benchmarks/run.py import
     python benchmarks/run.py host --devices webgpu
     python benchmarks/run.py floor --devices cuda,webgpu --json results/floor.json
@@ -29,16 +36,20 @@
 Products are first compared with float64, vectors with those of the first device or transformers.
 Ours and the peer alternate, on random data; products go over operands rotated through more than
 four times the L2 cache. Medians and worst deciles of the rounds are printed, and written as JSON
-with machine, versions and commit. A device that is not here is skipped, with the reason.
+with machine, versions and commit, after each row. A device that is not here is skipped, with the
+reason. A DIR without weights gets random ones, in MiniLM's shape. `all` runs what matters most
+first, each case in a process of its own (every.py), until the budget of seconds is spent.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,42 +57,50 @@ import numpy as np
 import onnx_webgpu
 from attention import attention, attention_sweep
 from attention_cores import attention_cores
-from cpu import cpu, start
+from checkpoints import embedder
+from cpu import cpu
 from decode import decode, decode_sweep
 from encoder import encoder
+from every import CASES, every
+from fresh import first, start
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
-from measure import Call, Row, alternate, bert, cost, machine, summary, torch_or_none
+from measure import Call, Row, alternate, bert, cost, gpu, machine, summary, torch_or_none
+from million import million
 from passages import passages
 from products import gemm, sweep
 from rows import rows
 from search import search
 from several import several
+from shapes import sentence, shapes
 from speech import speech
 from table import table
 from tensor_cores import mma
 from texts import texts
+from timeline import timeline
+from transcribe import transcribe
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
 from centella.runtime.device import every_device
 from centella.tasks.embed import Forward
 
+MINILM, SMALL = ((512, 128), (32, 128), (1, 16)), ((2, 8),)  # texts and tokens
+
 # -- MiniLM ----------------------------------------------------------------------------------------
 
 
 def token_batch(rows: int, length: int) -> Any:
-    """Random ids of a full batch."""
-    rng = np.random.default_rng(1)
-    return rng.integers(1000, 20000, (rows, length), dtype=np.int32)
+    """Random ids of a full batch; few of them, for a tiny vocabulary, in a small one."""
+    low, high = (1000, 20000) if length > SMALL[0][1] else (10, 60)
+    return np.random.default_rng(1).integers(low, high, (rows, length), dtype=np.int32)
 
 
-def minilm(args: argparse.Namespace) -> list[Row]:
+def minilm(args: argparse.Namespace) -> Iterator[Row]:
     """Sentences a second, ids on the host to vectors on the host, transformers beside."""
-    rows: list[Row] = []
     torch = torch_or_none()
-    for size, length in ((512, 128), (32, 128), (1, 16)):
+    for size, length in SMALL if args.small else MINILM:
         for dtype in (args.dtypes or "f32").split(","):
             contestants: dict[str, Call] = {}
             results: dict[str, Any] = {}
@@ -108,8 +127,7 @@ def minilm(args: argparse.Namespace) -> list[Row]:
                 assert cosine > 0.999, (name, cosine)
                 row = {"bench": f"MiniLM {dtype}", "shape": [size, length], "who": name,
                        "unit": "sentences/s"}  # fmt: skip
-                rows.append({**row, **summary(times, size), "cosine": cosine})
-    return rows
+                yield {**row, **summary(times, size), "cosine": cosine}
 
 
 def _embed(embedder: Any, ids: Any, name: str, results: Row) -> Call:
@@ -214,11 +232,12 @@ BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "imported": imported, "gemv": gemv,
     "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
     "minilm": minilm,
-    "cpu": cpu, "start": start, "import": import_time, "host": host, "floor": floor,
+    "cpu": cpu, "start": start, "first": first, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "several": several, "speech": speech,
+    "search": search, "several": several, "speech": speech, "timeline": timeline,
+    "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
 }  # fmt: skip
 
 
@@ -235,17 +254,29 @@ def present(names: str) -> list[str]:
     return found
 
 
-def show(rows: Iterable[Row]) -> list[Row]:
-    """Print rows as they come; returns them."""
-    shown = []
+def show(rows: Iterable[Row], keep: Callable[[list[Row]], None], budget: float) -> list[Row]:
+    """Print and keep rows as they come; no further one is waited for after `budget` seconds."""
+    shown: list[Row] = []
+    begin = time.monotonic()
     for row in rows:
-        shape = "x".join(map(str, row["shape"]))
-        share = f", {row['share']:.1%} of {row.get('of', 'a plain read')}" if "share" in row else ""
-        share += f", best {row['best']:,.2f}" if "best" in row else ""
-        print(f"{row['bench']:<28} {shape:<16} {row['who']:<30} {row['rate']:>10,.2f} "
-              f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
+        print(line_of(row), flush=True)
         shown.append(row)
+        keep(shown)
+        if time.monotonic() - begin > budget:
+            print(f"stopped: {budget:.0f} s are over", flush=True)
+            break
     return shown
+
+
+def line_of(row: Row) -> str:
+    """A row as it is printed."""
+    shape = "x".join(map(str, row["shape"]))
+    share = f", {row['share']:.1%} of {row.get('of', 'a plain read')}" if "share" in row else ""
+    share += f", best {row['best']:,.2f}" if "best" in row else ""
+    share += f", p99 {row['p99']:,.2f}" if "p99" in row else ""
+    share += f", bar {row['bar']:,.2f}" if "bar" in row else ""
+    return (f"{row['bench']:<28} {shape:<16} {row['who']:<30} {row['rate']:>10,.2f} "
+            f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
 
 
 def main() -> None:
@@ -253,7 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("bench", choices=BENCHES)
+    parser.add_argument("bench", choices=[*BENCHES, "all"])
     parser.add_argument("--devices", default="cpu")
     parser.add_argument("--dtypes", help="of parameters: f32,f16; gemv: weights, or weights/x")
     parser.add_argument("--rows", default="1,2,4,8,16", help="of x, for gemv and thin")
@@ -270,16 +301,34 @@ def main() -> None:
         "--compile", action="store_true", help="encoder, generate: torch.compile as well"
     )
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
+    names = ",".join(case.name for case in CASES)
+    parser.add_argument("--cases", help=f"all: which, and in which order: {names}")
+    parser.add_argument("--name", default="h200", help="all: what result files begin with")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="no row begins after S seconds, with all no case",
+    )
     parser.add_argument("--json", help="write the rows, with machine and versions, here")
     args = parser.parse_args()
     args.devices = present(args.devices)
+    if args.bench == "all":
+        with embedder(args.model) as args.model:
+            every(args)
+        return
     before = machine()
-    rows = show(BENCHES[args.bench](args))
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": before, "gpu_after": machine()["gpu"], "rows": rows}
-        path.write_text(json.dumps(report, indent=1) + "\n")
+
+    def keep(rows: list[Row], **more: str) -> None:
+        if args.json:
+            path = Path(args.json)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            report = {"machine": before, **more, "rows": rows}
+            path.write_text(json.dumps(report, indent=1) + "\n")
+
+    rows = show(BENCHES[args.bench](args), keep, args.budget)
+    keep(rows, gpu_after=gpu())
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ Source of the sizes: config.json of whisper-tiny, -large-v3 and -large-v3-turbo.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
-from measure import Row, cost, summary, torch_or_none
+from measure import READ, Row, cost, summary, timed, torch_or_none
+from random_weights import activations_of, fill, kind_of
 
 import centella as ct
 from centella.audio.log_mel import log_mel
-from centella.dtypes import DType, dtype_of, f32
 from centella.models.whisper import WhisperConfig, WhisperModel
-from centella.nn.module import Parameter
+from centella.tasks.beam import Beams
 from centella.tasks.rules import Vocabulary
 from centella.tasks.speech_session import SpeechSession
 
@@ -30,8 +31,8 @@ SIZES = {  # mels, width, heads, inner, encoder layers, decoder layers, vocabula
     "turbo": (128, 1280, 20, 5120, 32, 4, 51866, 1500),
     "large-v3": (128, 1280, 20, 5120, 32, 32, 51866, 1500),
 }
-READ = 4.39e12  # bytes a second of an H200
 TOKENS, ROUNDS = 60, 3
+BEAM, BAR = 5, 1.4  # texts that are followed at once; and what that may take of greedy's time
 
 
 def values_of(size: str) -> dict[str, Any]:
@@ -46,18 +47,11 @@ def values_of(size: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def model_of(size: str, device: ct.Device, dtype: DType, activations: DType) -> WhisperModel:
+def model_of(size: str, device: ct.Device, dtype: str) -> WhisperModel:
     """A model with random weights."""
-    model = WhisperModel(WhisperConfig.from_dict(values_of(size)), activations)
-    random = np.random.default_rng(0)
-    block = (0.02 * random.standard_normal(1 << 22)).astype(np.float32)
-    for _, module in model.named_modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Parameter):
-                flat = np.resize(np.roll(block, int(random.integers(1 << 20))), value.shape)
-                kind = f32 if len(value.shape) == 1 else dtype
-                setattr(module, name, ct.asarray(flat, kind, device))
-    device.synchronize()
+    kind, format = kind_of(dtype)
+    model = WhisperModel(WhisperConfig.from_dict(values_of(size)), activations_of(device, kind))
+    fill(model, device, kind, format)
     return model
 
 
@@ -70,49 +64,45 @@ def vocabulary_of(size: str) -> Vocabulary:
 
 
 def speech(args: argparse.Namespace) -> Iterator[Row]:
-    """Encoder and decoder for each device, size, dtype and batch."""
+    """Encoder and decoder for each size, and of it for each device, dtype and batch; the peer."""
     sizes = args.shapes.split(",") if args.shapes else ["mini"] if args.small else [*SIZES][1:]
-    for name in args.devices:
-        device = ct.device(name)
-        for size in sizes:
-            for dtype in (args.dtypes or "f16").split(","):
-                kind = dtype_of(dtype)
-                wide = kind if device.caps.target == "ptx" else f32
-                model = model_of(size, device, kind, wide)
-                for batch in map(int, args.rows.split(",")):
-                    for row in measured(model, size, batch, args.small):
-                        yield {"who": f"{name} {dtype}", **row, "shape": (size, batch)}
-    if (torch := torch_or_none()) is not None:
-        for size in sizes:
-            for row in peer(torch, size, list(map(int, args.rows.split(",")))):
-                yield {"who": "transformers f16", **row}
+    batches = [int(n) for n in args.rows.split(",")]
+    for size in sizes:
+        for name, dtype in product(args.devices, (args.dtypes or "f16").split(",")):
+            model = model_of(size, ct.device(name), dtype)
+            for batch in batches:
+                for row in measured(model, size, batch, args.small):
+                    yield {"who": f"{name} {dtype}", **row, "shape": (size, batch)}
+            del model
+        if (torch := torch_or_none()) is not None:
+            with torch.inference_mode():
+                for row in peer(torch, size, batches):
+                    yield {"who": "transformers f16", **row}
 
 
 def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterator[Row]:
-    """Rows of a batch of windows: the encoder, sound to keys and values, then tokens."""
-    yield {"bench": "window to states", "unit": "ms", **cost(encoded(model, batch), 1e3)}
-    c, vocabulary = model.config, vocabulary_of(size)
-    session = SpeechSession(model, vocabulary, batch, lambda sound: log_mel(sound, c.num_mel_bins))
+    """Rows of a batch of windows: the encoder, sound to keys and values, then tokens and beams."""
+    wait, c, vocabulary = model.device.synchronize, model.config, vocabulary_of(size)
+    mel = ct.zeros((batch, c.num_mel_bins, c.frames), model.dtype, model.device)
+    plan = model.device.compile(lambda: model.encode(mel))
+    yield {"bench": "window to states", "unit": "ms", **cost(timed(plan, ROUNDS, wait, 2), 1e3)}
     sound = np.random.default_rng(1).standard_normal((batch, c.frames * 160), np.float32) * 0.1
-    heard: list[float] = []
-    for _ in range(1 + ROUNDS):
-        begin = time.perf_counter()
-        session.listen(sound)
-        model.device.synchronize()
-        heard.append(time.perf_counter() - begin)
-    yield {"bench": "window to keys and values", "unit": "ms", **cost(heard[1:], 1e3)}
+    session = session_of(model, vocabulary, batch)
+    heard = timed(lambda: session.listen(sound), ROUNDS, wait)
+    yield {"bench": "window to keys and values", "unit": "ms", **cost(heard, 1e3)}
     prompt = [vocabulary.start, vocabulary.languages["en"], vocabulary.tasks["transcribe"]]
-    tokens, seconds = 8 if small else TOKENS, []
-    for _ in range(1 + ROUNDS):
+    tokens = 8 if small else TOKENS
+
+    def begin() -> None:
         session.start([prompt] * batch, 0, timed=True)
-        model.device.synchronize()
-        begin = time.perf_counter()
+
+    def run() -> None:
         list(session.run(tokens))
-        seconds.append(time.perf_counter() - begin)
-    written = summary(seconds[1:], batch * tokens)
+
+    written = summary(timed(run, ROUNDS, wait, before=begin), batch * tokens)
     with ct.ledger(timing=True) as led:
         list(session.run(1))
-    kernels = sorted(led.kernels(), key=lambda k: -k.milliseconds)
+    kernels = sorted(led.kernels(), key=lambda k: -(k.milliseconds or 0.0))
     weights = sum(t.nbytes for n, t in model.named_parameters() if n.startswith("decoder."))
     sounds = sum(both.nbytes for both in session.memory())
     yield {
@@ -121,51 +111,59 @@ def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterato
         "launches": led.launches,
         "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
     }  # fmt: skip
+    whole = cost(timed(lambda: (begin(), run()), ROUNDS, wait), 1e3)
+    yield {"bench": "greedy, a window's text", "unit": "ms", **whole}
+    session = session_of(model, vocabulary, batch, BEAM)
+    session.listen(sound)
+    beams = Beams(session)
+    write = partial(beams.write, prompt, 0, tokens, timed=True, no_repeat=0, active=[True] * batch)
+    lengths = {len(text) for text, _ in write().values()}
+    beam = cost(timed(write, ROUNDS, wait), 1e3)
+    yield {
+        "bench": f"beam {BEAM}, a window's text", "unit": "ms", "bar": BAR * whole["rate"],
+        "of greedy": beam["rate"] / whole["rate"], "tokens": sorted(lengths), **beam,
+    }  # fmt: skip
 
 
-def encoded(model: WhisperModel, batch: int) -> list[float]:
-    """Seconds of the encoder, spectrograms and states on the device."""
-    c = model.config
-    mel = ct.zeros((batch, c.num_mel_bins, c.frames), model.dtype, model.device)
-    plan = model.device.compile(lambda: model.encode(mel))
-    seconds = []
-    for _ in range(2 + ROUNDS):
-        model.device.synchronize()
-        begin = time.perf_counter()
-        plan()
-        model.device.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return seconds[2:]
+def session_of(
+    model: WhisperModel, vocabulary: Vocabulary, batch: int, beam: int = 1
+) -> SpeechSession:  # fmt: skip
+    """A session that hears samples."""
+    mels = model.config.num_mel_bins
+    return SpeechSession(model, vocabulary, batch, lambda sound: log_mel(sound, mels), beam)
+
+
+def peer_of(torch: Any, size: str) -> Any:
+    """The model of transformers, f16, random weights."""
+    import transformers
+
+    values = values_of(size)
+    del values["model_type"]
+    config = transformers.WhisperConfig(**values, pad_token_id=0)
+    with torch.device("cuda"):
+        maker = transformers.WhisperForConditionalGeneration
+        return maker._from_config(config, dtype=torch.float16).eval()
+
+
+def written_by(torch: Any, model: Any, states: Any, tokens: int) -> None:
+    """Greedy tokens of transformers' decoder from an encoder's states."""
+    past, ids = None, torch.full((len(states), 1), 7, device=states.device)
+    for _ in range(tokens):
+        out = model(encoder_outputs=(states,), decoder_input_ids=ids, past_key_values=past,
+                    use_cache=True)  # fmt: skip
+        past, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+    ids.cpu()
 
 
 def peer(torch: Any, size: str, batches: list[int]) -> Iterator[Row]:
     """transformers: the encoder, and greedy tokens from its states."""
-    import transformers
-
-    values = values_of(size)
-    config = transformers.WhisperConfig(**{k: v for k, v in values.items() if k != "model_type"})
-    model = transformers.WhisperForConditionalGeneration(config).to("cuda", torch.float16).eval()
+    model, values = peer_of(torch, size), values_of(size)
     for batch in batches:
         mel = torch.randn(batch, values["num_mel_bins"], 2 * values["max_source_positions"],
                           device="cuda", dtype=torch.float16)  # fmt: skip
-        encode: list[float] = []
-        write: list[float] = []
-        with torch.inference_mode():
-            for _ in range(1 + ROUNDS):
-                torch.cuda.synchronize()
-                begin = time.perf_counter()
-                states = model.model.encoder(mel)
-                torch.cuda.synchronize()
-                encode.append(time.perf_counter() - begin)
-                begin = time.perf_counter()
-                past, ids = None, torch.full((batch, 1), 7, device="cuda")
-                for _ in range(TOKENS):
-                    out = model(encoder_outputs=states, decoder_input_ids=ids,
-                                past_key_values=past, use_cache=True)  # fmt: skip
-                    past, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
-                ids.cpu()
-                write.append(time.perf_counter() - begin)
-        shape = (size, batch)
-        yield {"bench": "window to states", "unit": "ms", "shape": shape, **cost(encode[1:], 1e3)}
-        yield {"bench": "decode", "unit": "tokens/s", "shape": shape,
-               **summary(write[1:], batch * TOKENS)}  # fmt: skip
+        states = model.model.encoder(mel).last_hidden_state
+        encode = timed(partial(model.model.encoder, mel), ROUNDS, torch.cuda.synchronize)
+        base = {"shape": (size, batch)}
+        yield {**base, "bench": "window to states", "unit": "ms", **cost(encode, 1e3)}
+        write = timed(partial(written_by, torch, model, states, TOKENS), ROUNDS)
+        yield {**base, "bench": "decode", "unit": "tokens/s", **summary(write, batch * TOKENS)}

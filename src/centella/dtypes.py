@@ -7,6 +7,7 @@ its bytes are `uint16` and `widen`/`narrow` convert (narrowing rounds to nearest
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -166,14 +167,7 @@ def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
         known = _BY_NUMPY.get(data.dtype)
         if known is not None:
             return data, known
-    try:
-        array = np.asarray(data)
-    except ValueError as error:
-        raise ShapeError(f"{op}: {error}") from error
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise _no_numbers(op, data, array.dtype)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
+    array = host_numbers(op, data)
     if array.dtype.name == "bfloat16":
         array = array.view(np.uint16)
         if dtype is None or dtype_of(dtype) is bf16:
@@ -186,6 +180,25 @@ def from_host_array(op: str, data: Any, dtype: Any) -> tuple[Array, DType]:
     else:
         kind = {"f": f32, "i": i32}.get(array.dtype.kind) or from_numpy(array.dtype, op)
     return _converted(op, array, kind), kind
+
+
+def host_numbers(op: str, data: Any) -> Array:
+    """Host data as NumPy has it: an array of numbers or bools, or of bfloat16.
+
+    Raises:
+        DTypeError: data that are no numbers.
+        ShapeError: a nested list with rows of unequal length.
+    """
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        rows = data if isinstance(data, (list, tuple)) else ()
+        lengths = sorted({len(row) for row in rows if isinstance(row, Sized)})
+        got = f"{lengths[0]} and {lengths[-1]}" if len(lengths) > 1 else f"others ({error})"
+        raise ShapeError(f"{op}: expected rows of equal length, got {got}") from error
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise _no_numbers(op, data, array.dtype)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _no_numbers(op: str, data: Any, dtype: np.dtype[Any]) -> DTypeError:

@@ -143,13 +143,25 @@ def test_ptx_equals_the_simulator() -> None:
     simulated(formed("normed_linear", given, **LAYER), given, ptx=True)
 
 
+@pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("random", [False, True])
-def test_rows_whose_allowed_tokens_are_impossible(random: bool) -> None:
-    given = windows(6, 7501)
-    given[3][0][:] = -np.inf
-    given[3][0][3:, 7] = 50.0
-    given[4][0][7] = 2  # the one that is likely is never allowed
-    check("speech_token", given, 1e-5, **TIMES, timed=False, random=random)
+def test_no_token_is_chosen_by_logits_that_are_not_finite(random: bool, timed: bool) -> None:
+    """Not one that is forbidden either, however likely; a row that has ended stays so."""
+    allowed = next(i for i, level in enumerate(windows(6, 7501)[4][0]) if i > 5000 and not level)
+    for fill, own, chosen in (
+        (-np.inf, -np.inf, -1), (-np.inf, 2.0, allowed), (0.0, np.nan, -1), (0.0, np.inf, -1),
+    ):  # fmt: skip
+        given = windows(6, 7501)
+        logits, levels = given[3][0], given[4][0]
+        given[0][0][:, 4] = 1  # no time is due
+        logits[:] = fill
+        logits[:, allowed] = own
+        logits[:, 7], levels[7] = 50.0, 2
+        form = formed("speech_token", given, **TIMES, timed=timed, random=random)
+        for results in (simulated(form, given), wanted(form, given)):
+            rows = results[3].tolist()
+            assert (set(rows[1:5]), rows[5]) == ({chosen}, TIMES["end"])
+            assert np.isnan(results[1][1:5, 0]).all() == (chosen == -1)
 
 
 @needs_ptxas

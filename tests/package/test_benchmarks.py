@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "run.py"
+TINY_BERT = ROOT / "tests" / "data" / "tiny-bert"
 CHEAP = (
     "gemm --devices cpu",
     "imported --devices cpu --dtypes f16",
@@ -21,8 +23,14 @@ CHEAP = (
     "host --devices cpu",
     "search --devices cpu",
     "speech --devices cpu --dtypes f32 --rows 1",
-    f"passages --devices cpu --dtypes f32 --model {ROOT / 'tests/data/tiny-bert'}",
+    "transcribe --devices cpu",
+    "generate --devices cpu --dtypes q8_0,q4_k --rows 1",
+    f"minilm --devices cpu --model {TINY_BERT}",
+    f"passages --devices cpu --dtypes f32 --model {TINY_BERT}",
+    f"sentence --devices cpu --dtypes f32 --model {TINY_BERT}",
+    f"million --devices cpu --dtypes f32 --model {TINY_BERT}",
 )
+WITH_TORCH = ("first --devices cpu --shapes qwen3-mini", "shapes --devices cpu --dtypes f32")
 SWEEPS = (
     "sweep --devices webgpu",
     "tiles --devices webgpu",
@@ -46,3 +54,36 @@ def test_a_benchmark_runs(words: str, tmp_path: Path) -> None:
     assert all(row["rate"] > 0 for row in rows)
     if words in SWEEPS or words.startswith("thin"):  # tiles beside what is shipped
         assert len({row["who"] for row in rows}) > 1, ran.stdout
+
+
+@pytest.mark.parametrize("words", WITH_TORCH)
+def test_a_benchmark_of_folders_that_transformers_writes_runs(words: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    test_a_benchmark_runs(words, tmp_path)
+
+
+def test_a_time_line_is_drawn(tmp_path: Path) -> None:
+    report = tmp_path / "timeline.json"
+    command = [sys.executable, str(SCRIPT), "timeline", "--small", "--devices", "cpu"]
+    subprocess.run([*command, "--json", str(report)], check=True, capture_output=True)
+    rows = json.loads(report.read_text())["rows"]
+    drawn = ElementTree.fromstring(report.with_suffix(".svg").read_text())
+    said = "".join(drawn.itertext())
+    assert {row["bench"] for row in rows} > {"token", "linear"}
+    assert all(f"{row['bench']}: {row['launches']} launches" in said for row in rows[1:])
+
+
+def test_all_cases_in_a_budget(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "all", "--small", "--devices", "cpu", "--name", "here"]
+    cases = ["--cases", "search,generate-8b", "--budget", "21", "--json", str(tmp_path)]
+    ran = subprocess.run([*command, *cases], capture_output=True, text=True, check=True)
+    assert "search, f16 5000x1 cpu: " in ran.stdout  # the table
+    assert "no time was left for: --cases generate-8b" in ran.stdout
+    assert json.loads((tmp_path / "here-search.json").read_text())["rows"]
+
+
+def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(SCRIPT), "search", "--small", "--devices", "cpu"]
+    subprocess.run([*command, "--budget", "0", "--json", str(report)], check=True)
+    assert len(json.loads(report.read_text())["rows"]) == 1

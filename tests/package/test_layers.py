@@ -62,11 +62,13 @@ LATE: dict[tuple[str, str], str] = {
     ("audio", "soundfile"): "extra `audio`",
     ("audio", "soxr"): "extra `audio`",
     ("audio", "av"): "extra `av`",
+    ("audio", "onnxruntime"): "extra `silero`",
     ("audio", "subprocess"): "only ffmpeg is a process, and shutil and tempfile look for it",
     ("audio", "shutil"): "as subprocess",
     ("audio", "tempfile"): "as subprocess",
     ("tasks", "models"): "`import centella` is quick: a family loads with the first model of it",
-    ("tasks", "tasks"): "the same: the tokenizer loads with the first model",
+    ("tasks", "tasks"): "the same: the tokenizer loads with the first model, the sandbox with the "
+    "first template",
     (
         "tasks",
         "weights",

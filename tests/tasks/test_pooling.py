@@ -225,6 +225,13 @@ def test_words_of_sentence_transformers(on_cpu: Embedder) -> None:
     np.testing.assert_allclose(on_cpu.similarity(vectors, vectors), -apart, atol=1e-6)
     with pytest.raises(ShapeError, match=r"got \[4, 20\], \[4, 19\]"):
         on_cpu.similarity(vectors, vectors[:, :19])
+    for ragged in ([[1.0, 2.0], [1.0]], [[[1.0, 2.0], [1.0]]]):
+        with pytest.raises(
+            ShapeError, match="similarity: expected rows of equal length, got 1 and"
+        ):
+            on_cpu.similarity(ragged, vectors)
+    with pytest.raises(DTypeError, match=r"similarity: expected numbers, .* got str"):
+        on_cpu.similarity("a text", vectors)
     with pytest.raises(AttributeError, match=r"'max_seq_length': model\.config\.max_length"):
         on_cpu.max_seq_length  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'rank': ct\.load\(\.\.\., task=\"classify\"\)"):

@@ -91,7 +91,7 @@ def test_vectors_that_are_no_arrays() -> None:
                         ([[1, 2]], "expected floats, got i32")):  # fmt: skip
         with pytest.raises(ct.DTypeError, match=text):
             ct.Index(wrong, device="cpu")  # type: ignore[arg-type]
-    with pytest.raises(ct.ShapeError, match="Index"):
+    with pytest.raises(ct.ShapeError, match="Index: expected rows of equal length, got 1 and 2"):
         ct.Index([[1.0], [1.0, 2.0]], device="cpu")
 
 
@@ -114,11 +114,31 @@ def test_what_is_refused() -> None:
         index.search(good[0, :2])
     with pytest.raises(ct.DTypeError, match="queries of floats, got int64"):
         index.search(np.arange(3))
-    with pytest.raises(ct.ContractError, match="finite numbers in the queries"):
-        index.search(bad)
+    for wrong, error, text in (
+        ([[1.0, 2.0, 3.0], [1.0, 2.0]], ct.ShapeError, "rows of equal length, got 2 and 3"),
+        (1.0, ct.ShapeError, r"or \[3\], got \[\]"),
+        (np.zeros((1, 1, 3)), ct.ShapeError, r"or \[3\], got \[1, 1, 3\]"),
+        ([], ct.ShapeError, r"or \[3\], got \[0\]"),
+        ("a text", ct.DTypeError, "expected numbers, .* got str"),
+        (None, ct.DTypeError, "expected numbers, .* got NoneType"),
+        (np.array([None] * 3), ct.DTypeError, "got ndarray of object"),
+        (bad, ct.ContractError, "finite numbers .* got nan in query 2"),
+        ([[0.0] * 3, [0.0, 1e300, 0.0]], ct.ContractError, r"got 1e\+300 in query 1"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=f"^search: .*{text}"):
+            index.search(wrong)  # type: ignore[arg-type]
+    for texts in ("text", 4, (t for t in "text")):
+        with pytest.raises(ct.DTypeError, match="expected texts in a list, got"):
+            ct.Index(good, texts=texts, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ct.ShapeError):
         index.search(good, 0)
     assert index.search(good, 1).rows.shape == (4, 1)
+
+
+def test_scores_beyond_f32_are_infinite() -> None:
+    index = ct.Index([[3e38, 3e38], [1.0, 0.0]], device="cpu")
+    found = index.search([3e38, 3e38])
+    assert (found.rows.tolist(), found.scores[0, 0]) == ([[0, 1]], np.inf)
 
 
 @pytest.mark.devices("cpu", "webgpu", "cuda")

@@ -207,6 +207,36 @@ def test_a_lost_device_gets_no_more_texts(caplog: pytest.LogCaptureFixture) -> N
     assert model.encode([]).shape == (0, model.dim)
 
 
+def test_a_device_that_fails_is_not_warmed(caplog: pytest.LogCaptureFixture) -> None:
+    for lost in (0, 1):
+        caplog.clear()
+        model = two()
+        places = (model, *model.replicas)
+        places[lost].model.device.close()
+        for _ in range(2):
+            model.warm()
+        names = ("cpu", "cpu (1)")
+        (said,) = caplog.messages
+        assert said.startswith(
+            f"encode: {names[lost]} failed, and its texts go to {names[not lost]}"
+        )
+        with ct.ledger() as led:
+            model.encode("warm")
+        assert (led.compiles, led.submissions) == (0, 1)
+    tries = [fail(each, ct.OutOfMemoryError("full")) for each in places]
+    with pytest.raises(DeviceError, match=r"every device failed: cpu \(1\): .*; cpu: full"):
+        model.warm()
+    assert [len(sizes) for sizes in tries] == [1, 0]
+    model = two()
+    change_dense(model)
+    with pytest.raises(ContractError, match="change those of each replica too"):
+        model.warm()
+    alone = ct.load(TINY, cpu())
+    fail(alone, DeviceLostError("gone"))
+    with pytest.raises(DeviceLostError, match=r"^gone$"):
+        alone.warm()
+
+
 def test_other_errors_are_raised_as_they_are() -> None:
     model = two()
     met(model, ValueError("of a caller"))

@@ -175,12 +175,31 @@ def test_nan_names_the_window() -> None:
     sound = mel(80)
     sound[1, 3, 7] = np.nan
     session.listen(sound)
-    with pytest.raises(ContractError, match="window 1, token 0: the logits are NaN"):
+    with pytest.raises(
+        ContractError, match="window 1, token 0: the logits of what may come are NaN or infinite"
+    ):
         written(session, begin_of("tiny"), 4, timed=True)
     session.listen(mel(80))
     assert written(session, begin_of("tiny"), 4, timed=True).tolist() == (
         expected("tiny")["timed"][:, :4].tolist()
     )
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.9}, {"beam": 3}])
+def test_no_token_is_chosen_where_none_may_come(device: ct.Device, how: dict[str, Any]) -> None:
+    beam, text = how.pop("beam", 1), "window 0, token 0: the .* are NaN or infinite"
+    model, v = model_of("tiny", device), config_of("tiny").vocabulary
+    session = SpeechSession(model, v, 2, lambda sound: sound, beam=beam)
+    session.listen(mel(80))
+    session.suppress.choose(range(v.size), ())
+    with pytest.raises(ContractError, match=text):
+        if beam > 1:
+            active = [True, True]
+            Beams(session).write(begin_of("tiny"), 0, 4, timed=True, no_repeat=0, active=active)
+        else:
+            written(session, begin_of("tiny"), 4, timed=True, **how)
+    device.synchronize()
 
 
 @pytest.mark.devices(*EVERY)

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from centella.errors import MissingExtraError, WeightsError
-from centella.tasks import words
+from centella.tasks import word_table, words
 from centella.tasks.text import Tokenizer
 from centella.tasks.tokens import Tokens
+from centella.tasks.word_table import LONG, PROBES, WordTable, bounds
 from centella.weights.folder import max_length
 from tests.support.model_common import minilm
 
@@ -229,6 +232,72 @@ def test_words_have_the_ids_of_whole_texts(tiny: Tokenizer, side: Any) -> None:
     assert tokenizer._words is not None and tokenizer._words._memory.known > 100
 
 
+LETTERS = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from("ae\xe9\u0301\u4f60\U0001f600.-_'\x00\x01\x0b\x1c\x7f\x85\xa0\u3000"),
+)
+WORDS = st.one_of(
+    st.text(LETTERS, max_size=20),
+    st.sampled_from(PARTS),
+    st.sampled_from(
+        ["a" * n + end for n in (14, 15, 16, 17, 31, 101) for end in ("", "b", "\xe9")]
+    ),
+)
+SPACES = st.sampled_from(["", " ", "  ", "\t", "\n", "\r\n", "\x01", " \x01 "])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.tuples(WORDS, SPACES), max_size=40), min_size=1, max_size=5), st.data())
+def test_words_of_any_characters(parts: list[list[tuple[str, str]]], data: st.DataObject) -> None:
+    """Of a tokenizer that has met some of them, by the dictionary or by the table."""
+    pytest.importorskip("tokenizers")
+    tokenizer = Tokenizer.from_folder(TINY)
+    texts = ["".join(word + space for word, space in part) for part in parts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 1 << 13])))
+        for some in (texts[:1], texts, texts):
+            assert tokenizer.encode(some) == by_the_library(tokenizer, some, None)
+
+
+def test_threads_look_words_up_while_others_are_learnt(
+    tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "MOST_WORDS", 300)
+    monkeypatch.setattr(words, "FEW", 0)
+    random = Random(5)
+    pool = ["".join(random.choices("abcdes", k=random.randrange(1, 20))) for _ in range(400)]
+    batches = [[" ".join(random.choices(pool, k=30)) for _ in range(8)] for _ in range(60)]
+    expected = [by_the_library(tiny, texts, None) for texts in batches]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(tiny.encode, batches)) == expected
+
+
+def numbers_of(table: WordTable, some: list[bytes]) -> list[int]:
+    text = b" ".join((b"", *some, bytes(LONG)))
+    starts, lengths = bounds(text + b" ")
+    numbers: list[int] = table.numbers(text, starts[:-1], lengths[:-1]).tolist()
+    return numbers
+
+
+def test_words_that_meet_in_a_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [b"w%d" % n for n in range(2 * PROBES)]
+    some += [b"a" * n + end for n in (15, 16, 17, 31, 62, 63) for end in (b"", b"b")]
+    long = [b"a" * 65, b"a" * 64 + b"b"]
+    expected = [*range(1, len(some) + 1), 0, 0]
+    assert numbers_of(WordTable([b"", *some, *long]), some + long) == expected
+    assert numbers_of(WordTable([b""]), some) == [0] * len(some)
+    assert numbers_of(WordTable([b"", *some]), [b"w", b"w99", b"a" * 61]) == [0, 0, 0]
+
+    def together(self: Any, keys: Any) -> Any:
+        return np.zeros(len(keys), np.int64)
+
+    monkeypatch.setattr(word_table._Keys, "_slots", together)
+    numbers = numbers_of(WordTable([b"", *some]), some)
+    # The others are left to the dictionary.
+    assert sum(n > 0 for n in numbers) == 2 * PROBES
+    assert all(n in (0, i) for i, n in enumerate(numbers, 1))
+
+
 def test_words_are_forgotten_and_learnt_again(
     tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +313,7 @@ def test_texts_are_left_to_the_library_while_most_words_are_new(
     tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(words, "WINDOW", 40)
-    monkeypatch.setattr(words, "REST", 150)
+    monkeypatch.setattr(words, "REST", 250)
     new = [[" ".join(f"w{n}x{i}" for i in range(18))] for n in range(10)]
     known = []
     for texts in (*new, *[["the storm came before the rain"]] * 20):

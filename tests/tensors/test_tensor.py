@@ -116,8 +116,10 @@ def test_floats_beyond_an_integer_dtype_saturate(device: ct.Device, kind: str) -
 
 
 def test_data_that_is_no_array(device: ct.Device) -> None:
-    with pytest.raises(ct.ShapeError, match=r"asarray: .*inhomogeneous"):
+    with pytest.raises(ct.ShapeError, match=r"asarray: .* equal length, got 1 and 2"):
         ct.asarray([[1, 2], [3]], device=device)
+    with pytest.raises(ct.ShapeError, match=r"asarray: .* equal length, got others .*inhomogen"):
+        ct.asarray([[[1, 2], [3]]], device=device)
     cases: list[tuple[Any, str]] = [
         (object(), "expected numbers, an array or a nested list of them, got object$"),
         (None, "expected numbers, .* got NoneType$"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from centella.dtypes import host_numbers
 from centella.errors import DTypeError, ShapeError
 
 Array = np.ndarray[Any, Any]
@@ -91,7 +92,7 @@ def host_log_mel(samples: Array, num_mels: int = 80) -> Array:
     Raises:
         ShapeError, DTypeError: samples of another shape or dtype.
     """
-    given = np.asarray(samples)
+    given = host_numbers("host_log_mel", samples)
     check_mel("host_log_mel", given.shape, num_mels)
     if given.dtype.kind != "f":
         raise DTypeError(f"host_log_mel: samples: expected floats, got {given.dtype}")

@@ -8,7 +8,6 @@ out. Sources: SubRip's files as players read them; WebVTT, W3C Candidate Recomme
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 
@@ -18,6 +17,7 @@ from centella.audio.transcript import Segment, Word
 from centella.errors import AudioError
 
 Segments = Iterable[Segment]
+CONTROLS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)))  # all of Unicode
 
 
 def text(segments: Segments) -> Iterator[str]:
@@ -95,8 +95,7 @@ def _cues(segments: Segments) -> Iterator[tuple[int, int, str]]:
 def _line(given: str) -> str:
     """One line without control characters; characters that only format (joiners) stay."""
     spaced = " ".join(given.split())
-    kept = "".join(c for c in _encodable(spaced) if unicodedata.category(c) != "Cc")
-    return kept.strip()
+    return _encodable(spaced).translate(CONTROLS).strip()
 
 
 def _encodable(given: str) -> str:

@@ -89,6 +89,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         ("centella transcribe talk.mp3 --model models/whisper",
          "centella transcribe *.wav --model models/whisper --format srt --output .",
          "centella transcribe a.m4a --model models/whisper --timestamps word",
+         "centella transcribe a.wav --model models/whisper --vad-model silero.onnx",
          "arecord -r 16000 | centella transcribe - --model models/whisper"),
     ),
     "kernels": (
@@ -190,7 +191,7 @@ def options(
     ] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it, exit."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """What stands before a subcommand."""

@@ -27,10 +27,10 @@ Checked = Annotated[
 ]
 Quantize = Annotated[
     str | None,
-    typer.Option(metavar="Q", help="Say what quantised weights change, too: q8_0 or q4_0."),
+    typer.Option(metavar="Q", help="Also compare quantised weights: q8_0 or q4_0."),
 ]
 Audio = Annotated[
-    str | None, typer.Option(metavar="F", help="What a speech model hears, its first window.")
+    str | None, typer.Option(metavar="F", help="Audio file for a speech model (first window).")
 ]
 
 

@@ -28,14 +28,15 @@ from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_v
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
 File = Annotated[
-    str | None, typer.Option(metavar="F", help="One text a line, a blank one too; - for stdin.")
+    str | None,
+    typer.Option(metavar="F", help="File with a text a line, blank lines too; - for stdin."),
 ]
 Output = Annotated[
     str | None,
     typer.Option(metavar="F", help="Save the vectors: .npy, or with the texts .parquet, .arrow."),
 ]
 Restart = Annotated[
-    bool, typer.Option("--restart", help="Forget what an interrupted run of --file has saved.")
+    bool, typer.Option("--restart", help="Discard the rows that an interrupted run saved.")
 ]
 PromptName = Annotated[
     str | None,
@@ -46,14 +47,14 @@ Dim = Annotated[
 ]
 Devices = Annotated[
     str | None,
-    typer.Option(metavar="D,D", help="Several devices, as cuda:0,cuda:1; all: every GPU."),
+    typer.Option(metavar="D,D", help="Several devices: cuda:0,cuda:1, or all."),
 ]
 Chunk = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Embed longer texts in pieces of N tokens, not cut."),
+    typer.Option(min=1, metavar="N", help="Embed longer texts in pieces of N tokens."),
 ]
 Overlap = Annotated[
-    int, typer.Option(min=0, metavar="M", help="Tokens of a piece that begin the next one.")
+    int, typer.Option(min=0, metavar="M", help="Tokens of a piece that the next one repeats.")
 ]
 Timing = Annotated[
     bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")

@@ -35,27 +35,27 @@ class CacheType(StrEnum):
 Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - for stdin.")
 ]
-File = Annotated[str | None, typer.Option(metavar="F", help="Read the prompt here; - for stdin.")]
+File = Annotated[str | None, typer.Option(metavar="F", help="File of the prompt; - for stdin.")]
 TokenIds = Annotated[
     str | None, typer.Option("--ids", metavar="N,N,..", help="Token ids in place of a text.")
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="Answer in the model's chat format; without PROMPT: a chat.")
+    bool, typer.Option("--chat", help="Use the chat template; without PROMPT: start a chat.")
 ]
-System = Annotated[str | None, typer.Option(metavar="S", help="What the model is told first.")]
+System = Annotated[str | None, typer.Option(metavar="S", help="The system message.")]
 MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of the answer.")]
-Stop = Annotated[list[str] | None, typer.Option(metavar="S", help="End where this would come.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="S", help="End before this text.")]
 Temperature = Annotated[float | None, typer.Option(metavar="T", help="0: the most likely token.")]
 TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K most likely tokens.")]
 TopP = Annotated[float | None, typer.Option(metavar="P", help="Keep tokens up to probability P.")]
 MinP = Annotated[
-    float | None, typer.Option(metavar="P", help="Least part of the likeliest's probability.")
+    float | None, typer.Option(metavar="P", help="Least share of the top probability.")
 ]
 Penalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", metavar="R", help="Of tokens seen before.")
+    float | None, typer.Option("--repetition-penalty", metavar="R", help="For earlier tokens.")
 ]
 Seed = Annotated[
-    int | None, typer.Option(metavar="N", help="Equal seeds give equal texts, at a temperature.")
+    int | None, typer.Option(metavar="N", help="Seed of sampling: equal seeds give equal texts.")
 ]
 Logprobs = Annotated[
     int | None,
@@ -63,7 +63,7 @@ Logprobs = Annotated[
 ]
 DraftBy = Annotated[
     str | None,
-    typer.Option("--draft", metavar="D", help="Guess ahead: lookup, or a smaller model."),
+    typer.Option("--draft", metavar="D", help="Speculative decoding: lookup, or a smaller model."),
 ]
 CacheIn = Annotated[
     CacheType | None,
@@ -73,19 +73,15 @@ AsPieces = Annotated[bool, typer.Option("--stream", help="With --json: a line fo
 Template = Annotated[
     str | None, typer.Option(metavar="JSON", help="Variables of the chat template.")
 ]
-Trace = Annotated[
-    str | None, typer.Option(metavar="F", help="Write a trace for ui.perfetto.dev there.")
-]
+Trace = Annotated[str | None, typer.Option(metavar="F", help="Write a trace for ui.perfetto.dev.")]
 Frequency = Annotated[
-    float | None, typer.Option("--frequency-penalty", metavar="R", help="For each time before.")
+    float | None, typer.Option("--frequency-penalty", metavar="R", help="For each use of a token.")
 ]
 Presence = Annotated[
-    float | None, typer.Option("--presence-penalty", metavar="R", help="Of tokens in the answer.")
+    float | None, typer.Option("--presence-penalty", metavar="R", help="For tokens in the answer.")
 ]
-Several = Annotated[int, typer.Option("--n", min=1, metavar="N", help="Answers to the prompt.")]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on after the tokens that end a text.")
-]
+Several = Annotated[int, typer.Option("--n", min=1, metavar="N", help="Number of answers.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")]
 
 
 def run(

@@ -36,9 +36,11 @@ Device = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Dtype = Annotated[WeightDtype, typer.Option(help="Of weights; auto: as in the model's files.")]
+Dtype = Annotated[WeightDtype, typer.Option(help="Dtype of weights; auto: as in the files.")]
 Quantize = Annotated[
     str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
 ]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
-ShowLedger = Annotated[bool, typer.Option("--ledger", help="Show what moved and ran (on stderr).")]
+ShowLedger = Annotated[
+    bool, typer.Option("--ledger", help="Print counts of copies and launches (stderr).")
+]

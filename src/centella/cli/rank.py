@@ -13,8 +13,8 @@ from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
 
-Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What the texts answer.")]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to put in order.")]
+Question = Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to rank.")]
 CrossEncoder = Annotated[
     str,
     typer.Option(
@@ -22,7 +22,7 @@ CrossEncoder = Annotated[
     ),
 ]
 Instruction = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="What a decoder judges the texts by.")
+    str | None, typer.Option(metavar="TEXT", help="Criterion for a decoder that ranks.")
 ]
 File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
 Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show (default: all).")]

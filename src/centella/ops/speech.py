@@ -12,13 +12,15 @@
 Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision". u is the
 hash of `sample`, drawn by the number of the token and the row's seed. What is known of a row lies
 in States: notes i32 [batch, 6] (`NOTES`), sums f32 [batch, 2] (log-probability, temperature), and
-the token [batch, 1]. A row with a NaN among what is allowed gives -1.
+the token [batch, 1]. A row gives -1 where the largest logit of what is allowed is not finite: where
+one is NaN or infinite, or all are minus infinity.
 
 Two launches: groups survey parts of rows, text and times apart; a team a row puts them together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +41,7 @@ from centella.specs import Caps, Spec, make_spec
 
 NEVER = -3.0e38  # the logit of a token that may not come
 LEAST = -3.4e38  # below it: the largest of no tokens
+INFINITE = 0x7F800000  # the bits of the f32
 NOTES = ("ended", "steps", "last time", "last was a time", "the one before was", "seed")
 ENDED, STEPS, LAST, WAS, BEFORE, SEED = range(len(NOTES))
 PART = 2048  # tokens of a group
@@ -189,7 +192,7 @@ def _take(
             level = lang.bitcast(levels[column], u32)
             may = Rules(notes, row.number, timed).allowed(column, level)
             own = lang.select(may, logits[row.number, column], NEVER)
-        gained = (own - top) - lang.log(weight)
+        gained = lang.select(place == NONE, math.nan, (own - top) - lang.log(weight))
         _note(place, gained, row.number, notes, sums, token, y)
 
 
@@ -221,7 +224,10 @@ def times_are_likelier(text: Any, time: Any, weight: Any) -> Any:
 
 
 def _chosen(found: list[Any]) -> tuple[Any, Any, Any]:
-    """The token, of text or of times; of what is allowed the largest logit, and the weights."""
+    """The token, of text or of times; of what is allowed the largest logit, and the weights.
+
+    `NONE` is the token where no allowed logit can be the largest.
+    """
     weight, top, best, place = found[0]
     if len(found) > 1:
         time_weight, time_top, time_best, time_place = found[1]
@@ -230,11 +236,11 @@ def _chosen(found: list[Any]) -> tuple[Any, Any, Any]:
         likelier = times_are_likelier(top, time_top, time_weight)
         place = lang.select(likelier | (time_best > best), time_place, place)
         weight = lang.select(likelier, time_weight, weight * of_text + time_weight * of_times)
-        place = lang.select(lang.isnan(most), NONE, place)
         top = lang.select(likelier, time_top, most)
     else:
-        place = lang.select(lang.isnan(top), NONE, place)
-    return place, top, weight
+        most = top
+    finite = (lang.bitcast(most, u32) & 0x7FFFFFFF) < INFINITE
+    return lang.select(finite & (most > NEVER), place, NONE), top, weight
 
 
 def _note(
@@ -328,7 +334,7 @@ def allowed(levels: Array, notes: Array, attrs: SpeechAttrs) -> Array:
 def choose(scores: Array, steps: int, seed: int, heat: float, attrs: SpeechAttrs) -> Any:
     """Token, and its log-probability, of a row whose forbidden tokens are at `NEVER`."""
     top = scores.max()
-    if np.isnan(top):
+    if not scores.dtype.type(NEVER) < top < np.inf:
         return -1, np.nan
     keys = scores
     if attrs.random:

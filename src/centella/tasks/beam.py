@@ -17,7 +17,7 @@ import numpy as np
 from centella.dtypes import i32
 from centella.errors import ContractError
 from centella.op.op import get
-from centella.ops.speech import LAST, NOTES
+from centella.ops.speech import LAST, NEVER, NOTES
 from centella.runtime.pending import Pending
 from centella.tasks.rules import NoRepeat, noted
 from centella.tasks.speech_session import SpeechSession
@@ -114,7 +114,7 @@ class Beams:
             steps: most tokens; timed, no_repeat: as for `SpeechSession.start`.
 
         Raises:
-            ContractError: scores were NaN; names the window.
+            ContractError: scores were NaN or infinite; names the window.
         """
         self._start(prompt, begin, no_repeat)
         v, beam = self._session.vocabulary, self._session.beam
@@ -126,10 +126,11 @@ class Beams:
                 under_way.append(step.fetch())
             best, which = under_way.popleft().result()
             for row, text in texts.items():
-                if np.isnan(best[row]).any():
+                stuck = not (text.ended or best[row, 0] > NEVER)  # no token that may come
+                if stuck or np.isnan(best[row]).any():
                     raise ContractError(
-                        f"transcribe: window {row}, token {count - 1}: the scores are NaN; "
-                        f"dtype='bf16' or 'f32' has a wider range"
+                        f"transcribe: window {row}, token {count - 1}: the scores of what "
+                        f"may come are NaN or infinite; dtype='bf16' or 'f32' has a wider range"
                     )
                 text.add(best[row], which[row], count == steps)
             if not any(text.improving for text in texts.values()):
@@ -197,6 +198,11 @@ class _Texts:
         self._running = [text for _, text in runs[: self._beam]]
         full = len(self._ended) == self._beam
         self.improving = not last and not (full and runs[0][0] / self._tokens <= self._ended[-1][0])
+
+    @property
+    def ended(self) -> bool:
+        """Whether a text has."""
+        return bool(self._ended)
 
     @property
     def best(self) -> tuple[Ids, float]:

@@ -5,15 +5,12 @@ Source: the `chat_template` of transformers' tokenizer_config.json.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from centella.errors import CentellaError, DTypeError, ShapeError, WeightsError
-from centella.tasks.bounds import LONGEST, Budget
-from centella.tasks.sandbox import BUDGET, environment
 from centella.weights.model_files import is_file, read_bytes, read_json, show
 
 _MESSAGE = '{"role": str, "content": str}'
@@ -43,8 +40,10 @@ class ChatTemplate:
         self._tokens = dict(tokens)
 
     @cached_property
-    def _compiled(self) -> tuple[Any, type[Exception]]:
-        """The template, and what it raises; at the first use, as not every model is used so."""
+    def _compiled(self) -> tuple[Callable[[dict[str, Any]], str], type[Exception]]:
+        """What renders it, and what that raises; at the first use: not every model is used so."""
+        from centella.tasks.sandbox import environment, rendered
+
         sandbox, failure = environment()
         if len(self._source) > LARGEST:
             raise WeightsError(
@@ -52,7 +51,7 @@ class ChatTemplate:
                 f"{len(self._source):,}"
             )
         try:
-            return sandbox.from_string(self._source), failure
+            return partial(rendered, sandbox.from_string(self._source)), failure
         except (failure, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f"line {line}: " if line else ""
@@ -101,11 +100,11 @@ class ChatTemplate:
         """
         if self._with_tools is not None and values.get("tools") is not None:
             return self._with_tools.render(messages, answer=answer, **values)
-        template, failure = self._compiled
+        render, failure = self._compiled
         given = {**self._tokens, **values, "messages": [dict(m) for m in messages],
-                 "add_generation_prompt": answer, BUDGET: Budget()}  # fmt: skip
+                 "add_generation_prompt": answer}  # fmt: skip
         try:
-            return "".join(_bounded(template.generate(given)))
+            return render(given)
         except (CentellaError, failure, ArithmeticError, LookupError, TypeError, ValueError,
                 AttributeError, RecursionError, MemoryError) as error:  # fmt: skip
             what = str(error)
@@ -118,8 +117,12 @@ class ChatTemplate:
 
 def _line_of(error: BaseException) -> int:
     """The innermost line of the template that an error comes from."""
-    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    return next((line for file, line in reversed(frames) if file == "<template>"), 1)
+    line, frame = 1, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == "<template>":
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -149,12 +152,3 @@ def check_messages(op: str, messages: object) -> None:
         fits = fits and isinstance(message.get("role", ""), str)
         if not fits or not isinstance(message.get("content"), str | list | tuple | None):
             raise DTypeError(f"{op}: messages[{i}]: expected {_MESSAGE}, got {show(message)}")
-
-
-def _bounded(pieces: Iterator[str]) -> Iterator[str]:
-    length = 0
-    for piece in pieces:
-        length += len(piece)
-        if length > LONGEST:
-            raise CentellaError(f"expected a prompt of at most {LONGEST:,} characters, got more")
-        yield piece

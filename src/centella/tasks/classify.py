@@ -144,7 +144,7 @@ class _Runner:
 
 
 class Classifier(_Runner):
-    """A model that labels texts, or pairs of texts; `ct.load` makes it. Threads may share one.
+    """A model that labels texts or pairs of texts; `ct.load` returns it. Threads may share one.
 
     With one label it is a cross-encoder: `rank` puts documents in order. So does a decoder that
     answers a prompt with yes or no (Qwen3-Reranker); its label is "yes", and it labels no texts.
@@ -172,7 +172,7 @@ class Classifier(_Runner):
         self, texts: str | Iterable[str], *, top_k: int | None = None, batch_size: int = 32,
         progress: bool | Callable[[int, int], None] = False, **other: Never,
     ) -> list[Any]:  # fmt: skip
-        """Labels of texts, the likeliest first.
+        """Labels of texts, the most likely first.
 
         Args:
             texts: one text, or any number of them.
@@ -244,7 +244,7 @@ class Classifier(_Runner):
         instruction: str | None = None, batch_size: int = 32, activation: str | None = None,
         progress: bool | Callable[[int, int], None] = False, **other: Never,
     ) -> list[Ranked]:  # fmt: skip
-        """Documents by how well they answer a question, the best first.
+        """Documents ordered by how well they answer a question, the best first.
 
         Args:
             query: the question; documents: the texts.

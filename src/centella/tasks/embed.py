@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 from msgspec.structs import replace
 
-from centella.errors import ContractError, DeviceLostError, ShapeError
-from centella.host.log import logger
+from centella.dtypes import Array
+from centella.errors import ShapeError
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
 from centella.runtime.pending import Pending
@@ -26,44 +26,39 @@ from centella.tasks.batches import (
     exact_tokens,
     expect_tokenizer,
     listed,
-    read_tokenizer,
+    portions,
     rows_of,
     run_batches,
+    threads_ahead,
 )
+from centella.tasks.check_texts import checked_texts
 from centella.tasks.chunks import Chunk, Chunker, prepared
-from centella.tasks.embeddings import Embeddings, Pieces, Rows, texts_cut
-from centella.tasks.forward import DENSE, Forward, Parts, vectors_of
+from centella.tasks.embeddings import Embeddings, Pieces, Rows, in_pieces, tell_of_cut, texts_cut
+from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
-from centella.tasks.several import run_on_several
-from centella.tasks.text import checked_texts
-from centella.tasks.token_outputs import load_head, read_heads
+from centella.tasks.replicas import Outputs, Replicas
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import embedder_getattr
 from centella.tensors.tensor import Tensor
-from centella.weights.model_files import is_file
 
 if TYPE_CHECKING:
     from centella.models import BertModel
     from centella.tasks.text import Tokenizer
 
 
-Array = np.ndarray[Any, Any]
-Outputs = dict[str, Array]
-__all__ = ["Embedder", "EmbedderConfig", "Forward", "read_embedder"]
-
-TOGETHER = 2048  # texts that are tokenised while others are embedded
+__all__ = ["Embedder", "EmbedderConfig", "Forward"]
 
 
 class Embedder:
-    """A model that turns texts into vectors; `ct.load` makes it. Threads may share one.
+    """A model that turns texts into vectors; `ct.load` returns it. Threads may share one.
 
     Attributes:
         model: the encoder; calling the Embedder calls it.
-        config: length limit (`config.max_length` tokens), pooling, normalisation, prompts.
-        dense: products after the pooling.
-        heads: products for what each token gives, by output: "sparse", "multi".
+        config: length limit (`config.max_length`, in tokens), pooling, normalisation, prompts.
+        dense: linear layers after the pooling.
+        heads: linear layers of the outputs for each token, by name: "sparse", "multi".
     """
 
     def __init__(
@@ -110,18 +105,16 @@ class Embedder:
 
     @property
     def replicas(self) -> tuple[Embedder, ...]:
-        """The same model on further devices, which share the batches of each call.
+        """The copies of the model on further devices, which share the batches of each call.
 
-        They use this `config`. They have a `model`, `dense` and `heads` of their own: after a
-        change of those here, change those of each replica too, then set `replicas` again.
+        They use this `config`. They have their own `model`, `dense` and `heads`. If you change
+        those of this Embedder, change those of each replica too, then set `replicas` again.
         """
-        return self._replicas
+        return self._replicas.others
 
     @replicas.setter
     def replicas(self, replicas: tuple[Embedder, ...]) -> None:
-        self._replicas = replicas
-        self._copied = Parts(self)  # what the replicas are copies of
-        self._lost: dict[str, DeviceLostError] = {}  # by the name of a device
+        self._replicas = Replicas(self, replicas)
 
     @property
     def dim(self) -> int:
@@ -137,42 +130,45 @@ class Embedder:
     ) -> Array:  # fmt: skip
         """Vectors of texts.
 
-        A text is cut at `config.max_length` tokens, special ones counted; what comes after has no
-        part in its vector. The first call that cuts texts logs a warning; `embed` names them.
+        A text is cut at `config.max_length` tokens, special tokens included; the rest does not
+        affect its vector. The first call that cuts texts logs a warning; `embed` names them.
 
         Args:
             texts: one text, or any number of them (a list, a generator).
             batch_size: most texts in one batch on the device.
             normalize: whether vectors have length 1; None: as the model's folder says.
-            progress: show how far it is: a bar where rich is installed, else log lines; or a
-                function that is called with the number of texts done, and of all.
+            progress: True shows a progress bar if rich is installed, otherwise log lines. A
+                function is called with the number of texts done and of all texts.
             prompt: put before each text; or prompt_name: that prompt of the folder
                 (`config.prompts`). Default: the folder's `default_prompt_name`, if it has one.
-            dim: keep so many numbers of each vector, the first (Kusupati et al. 2022, "Matryoshka
-                Representation Learning"); those that are normalised are so after the cut.
-            dtype: "f32"; "f16"; "int8", "uint8": 255 steps between the least and the largest value
-                of each dimension; "binary", "ubinary": a bit for each value over 0, eight a byte.
-            ranges: [2, dim], those values for int8 and uint8; default: of these vectors.
-            exact: the bits of a text's vector do not depend on the texts beside it, their number or
-                its place, on one device or several of one kind. All batches of a length then have
-                one size, about 2 048 tokens (on a CPU one text), and `batch_size` says nothing: a
-                text alone takes as long as such a batch, many take longer than in large ones.
-            chunk: a text of more tokens, special ones and the prompt counted, is embedded in pieces
-                of so many at most (`chunks`). Its vector is the mean of theirs, each weighed by its
-                tokens, and of length 1 where those of pieces are. None: it is cut.
-            overlap: tokens of a piece that begin the next one.
+            dim: keep the first `dim` numbers of each vector (Kusupati et al. 2022, "Matryoshka
+                Representation Learning"). Vectors are normalised after the cut.
+            dtype: "f32"; "f16"; "int8", "uint8": 255 steps between the smallest and the largest
+                value of each dimension; "binary", "ubinary": one bit for each value, set if it is
+                above 0, eight bits a byte.
+            ranges: [2, dim], the smallest and largest values for int8 and uint8; default: those of
+                these vectors.
+            exact: a text gets the same bits in every batch and at every position, on one device or
+                several of one kind. All batches of a length then have one size, about 2 048 tokens
+                (on a CPU one text), and `batch_size` is ignored. A single text takes as long as a
+                full batch, and many texts take longer than in large batches.
+            chunk: a text with more than `chunk` tokens, special tokens and the prompt included, is
+                embedded in pieces (`chunks`). Its vector is the mean of the pieces' vectors,
+                weighted by their numbers of tokens, and normalised if those are. None: the text is
+                cut.
+            overlap: tokens of a piece that the next piece repeats.
 
         Returns:
             float32, or as `dtype` says, [number of texts, dim], in the order of the texts; [dim]
             for one `str`; of bits [.., ceil(dim / 8)].
 
         Raises:
-            DTypeError: for what is no text, no whole number, no flag; for an unknown argument.
-            ShapeError: for a batch_size below 1, a dim that vectors do not have, another dtype, a
-                prompt that the folder does not have, a text with a lone surrogate, a chunk of no
-                tokens or of more than the model reads, or an overlap that is no part of a chunk.
-            WeightsError: for a token that the model has no vector for.
-            ContractError: on several devices, after a change of the model, `dense` or `heads`.
+            DTypeError: an argument of another type (texts, numbers, flags), or an unknown one.
+            ShapeError: a batch_size below 1, a dim larger than the vectors', an unknown dtype or
+                prompt, a text with a lone surrogate, a chunk that is empty or longer than the model
+                reads, or an overlap as long as a chunk.
+            WeightsError: a token outside the model's vocabulary.
+            ContractError: several devices, and `model`, `dense` or `heads` of one was changed.
         """
         refuse_names("encode", other)
         found = self._embedded(
@@ -180,7 +176,8 @@ class Embedder:
             dtype=dtype, ranges=ranges, exact=exact, chunk=chunk, overlap=overlap,
         )  # fmt: skip
         if found.cut and not self._told_of_cut:
-            self._tell_of_cut(found)
+            tell_of_cut(found)
+            self._told_of_cut = True
         return found.dense[0] if isinstance(texts, str) else found.dense
 
     @property
@@ -191,7 +188,7 @@ class Embedder:
     def embed(
         self, texts: str | Iterable[str], outputs: Sequence[str] = DENSE, **options: Any
     ) -> Embeddings:  # fmt: skip
-        """Vectors of texts, which texts were cut, and what each token gives.
+        """The outputs of texts, and which texts were cut.
 
         Args:
             texts: as for `encode`; one `str` is a list of one.
@@ -230,30 +227,28 @@ class Embedder:
         rows = Rows(len(read), outputs, kept or self.dim, special)
         most, pad = self.config.max_length, self.tokenizer.pad_id or 0
         room = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
-        every: list[Tokens] = []
+        every: dict[int, Tokens] = {}  # by their first text
 
-        def tokenized(part: list[str]) -> Tokens:
-            every.append(self._tokenize(part))
-            return every[-1]
+        def tokenized(part: slice) -> Tokens:
+            tokens = every[part.start] = self._tokenize(read[part])
+            return tokens
 
-        parts = [
-            partial(tokenized, read[first : first + TOGETHER])
-            for first in range(0, len(read), TOGETHER)
-        ]
+        parts = [partial(tokenized, part) for part in portions(len(read))]
+        threads = threads_ahead(where.model.device for where in (self, *self.replicas))
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             size = rows_of(batch.columns(most, exact), room) if room else batch_size
             return where._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
 
-        batches = batches_of(parts, batch_size, most, room)
+        batches = batches_of(parts, batch_size, most, room, threads)
         if self.replicas and read:
-            run_on_several(
-                batches, len(read), self._places(submit), rows.take, progress, self._lost,
-                few=len(read) <= batch_size,
-            )  # fmt: skip
+            few = len(read) <= batch_size
+            self._replicas.run(self, batches, len(read), submit, rows.take, progress, few)
         else:
             run_batches(batches, len(read), partial(submit, self), rows.take, progress)
-        found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
+        found = rows.joined(
+            pieces, wanted, texts_cut([every[first] for first in sorted(every)], pieces.owners)
+        )
         if "dense" not in outputs or dtype == "f32":
             return found
         return replace(found, dense=packed(found.dense, dtype, ranges))
@@ -262,24 +257,23 @@ class Embedder:
         self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> list[Chunk]:  # fmt: skip
-        """A text in pieces that the model reads whole, as `encode(chunk=size)` embeds them.
+        """Split a text into pieces that the model reads whole, as `encode(chunk=size)` does.
 
-        A piece has half of `size` tokens at least, and ends after a line, else after a sentence,
-        else after a word. Space around it is no part of it.
+        A piece has at least half of `size` tokens. It ends after a line if possible, otherwise
+        after a sentence, otherwise after a word. White space around a piece is left out.
 
         Args:
-            text: the text; one that fits is one piece.
+            text: the text; a text that fits is one piece.
             size: most tokens of a piece, special ones and the prompt counted; default:
                 `config.max_length`.
-            overlap: tokens of a piece that begin the next one, from a word on where one begins.
-            prompt, prompt_name: as for `encode`; what is put before each piece has room.
+            overlap: tokens of a piece that the next piece repeats, beginning at a word if possible.
+            prompt, prompt_name: as for `encode`; the tokens of the prompt are counted in `size`.
 
         Returns:
             The pieces, each with its characters (`start`, `end`) and tokens.
 
         Raises:
-            DTypeError: for what is no text; ShapeError: for a size or overlap that `encode`
-            refuses.
+            DTypeError: not a text. ShapeError: a size or overlap that `encode` refuses.
         """
         begin = self.config.prompt("chunks", prompt_name, prompt)
         chunker = self._chunker("chunks", begin, size, overlap)
@@ -295,18 +289,11 @@ class Embedder:
 
     def _pieces(self, texts: list[Any], prompt: str, chunk: int | None, overlap: int) -> Pieces:
         """Texts as they are; with `chunk`, those that are longer in pieces."""
-        if chunk is None:
-            if whole("encode", "overlap", overlap):
-                raise ShapeError(f"encode: overlap: expected chunk= beside it, got {overlap} alone")
-            return Pieces(texts, list(range(len(texts))), [])
-        chunker = self._chunker("encode", prompt, chunk, overlap)
-        pieces = Pieces([], [], [])
-        for i, tokens in enumerate(chunker.counts(texts)):
-            for piece in chunker.chunks(texts[i], tokens):
-                pieces.texts.append(piece.text)
-                pieces.owners.append(i)
-                pieces.weights.append(max(1, piece.tokens))
-        return pieces
+        if chunk is not None:
+            return in_pieces(texts, self._chunker("encode", prompt, chunk, overlap))
+        if whole("encode", "overlap", overlap):
+            raise ShapeError(f"encode: overlap: expected chunk= beside it, got {overlap} alone")
+        return Pieces(texts, list(range(len(texts))), [])
 
     def encode_query(self, texts: str | Iterable[str], **options: Any) -> Array:
         """Vectors of questions: `encode` with the folder's prompt "query", if it has one.
@@ -337,7 +324,7 @@ class Embedder:
         return self.encode(texts, prompt=self.config.prompt(op, name, text, *usual), **options)
 
     def similarity(self, a: Any, b: Any) -> Array:
-        """How alike texts are, f32 [n, m]: two outputs of `embed` or `encode`, of one kind.
+        """Similarity of texts, f32 [n, m], from two outputs of `embed` or `encode` of one kind.
 
         Args:
             a, b: dense vectors [n, dim] and [m, dim], or one [dim]: as the folder says
@@ -352,9 +339,27 @@ class Embedder:
         return similarity(a, b, self.config.similarity)
 
     def warm(self) -> None:
-        """Embed a text of one word on each device: programs are compiled, memory is allocated."""
-        for where in (self, *self.replicas):
-            Embedder.encode(where, "warm")
+        """Embed a text of one word on each device: programs are compiled, memory is allocated.
+
+        A device that fails is named in the log, and the others go on, as in `encode`.
+
+        Raises:
+            CentellaError: as `encode`: no device is left.
+        """
+        config = self.config
+        prompt = config.prompt("warm", None, None)
+        tokens = self._tokenize(prepared(["warm"], prompt, config.lower_case))
+        pad, first = self.tokenizer.pad_id or 0, np.zeros(1, np.int64)
+
+        def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
+            grid = batch.grid(1, config.max_length, pad)
+            return where._submit(*grid, config.normalize, None, DENSE)
+
+        batch = Batch(tokens, first, first)
+        if self.replicas:
+            self._replicas.run_on_each(self, batch, submit)
+        else:
+            submit(self, batch).result()
 
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
@@ -381,37 +386,6 @@ class Embedder:
         noted("tokenise", begin, texts=len(texts))
         return tokens
 
-    def _tell_of_cut(self, found: Embeddings) -> None:
-        first = found.cut[0]
-        logger("embed").warning(
-            "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
-            "%d of %d texts are cut: embed(texts).cut names them, chunk= embeds all of them; "
-            "later calls do not say so again",
-            first.index, first.tokens, first.read, len(found.cut), len(found.dense),
-        )  # fmt: skip
-        self._told_of_cut = True
-
-    def _places(
-        self, submit: Callable[[Embedder, Batch], Pending[Outputs]]
-    ) -> dict[str, Callable[[Batch], Pending[Outputs]]]:
-        """What starts a batch on each device, by its name.
-
-        Raises:
-            ContractError: replicas are copies of what was changed since.
-        """
-        if not self._copied.are_of(self):
-            raise ContractError(
-                "encode: expected model, dense and heads as they were when replicas were set, got "
-                "changed ones: change those of each replica too and set replicas again, or set it "
-                "to () for one device"
-            )
-        found: dict[str, Callable[[Batch], Pending[Outputs]]] = {}
-        for where in (self, *self.replicas):
-            where.config = self.config
-            name = where.model.device.name
-            found[f"{name} ({len(found)})" if name in found else name] = partial(submit, where)
-        return found
-
     def _submit(
         self, ids: Array, lengths: Array, normalize: bool, dim: int | None,
         outputs: tuple[str, ...],
@@ -421,38 +395,3 @@ class Embedder:
         if forward is None or not forward.stands_for(self):
             forward = self._forward = Forward(self)
         return forward.captured.fetch(ids, lengths, normalize, dim, outputs)
-
-
-def read_embedder(
-    folder: Path, vocab_size: int, pooling: str | None = None
-) -> Callable[[Any], Embedder]:  # fmt: skip
-    """Read what an Embedder has beside its model, which the function returned takes.
-
-    Args:
-        pooling: of a folder without modules.json.
-
-    Raises:
-        WeightsError: a file that is malformed.
-        MissingExtraError: the folder has a tokenizer, and its library is not installed.
-    """
-    config = EmbedderConfig.from_folder(folder)
-    if pooling is not None and not is_file(folder / "modules.json"):
-        config = replace(config, pooling=pooling)
-    tokenizer, heads = read_tokenizer(folder, vocab_size), read_heads(folder)
-
-    def embedder(model: Any) -> Embedder:
-        config.width(model.config.hidden_size)  # refuses now what does not fit
-        most = min(config.max_length, model.config.positions)
-        dense = [Dense.load(d, model.device) for d in config.dense]
-        linears = {
-            output: load_head(output, tensors, model.config.hidden_size, model.device)
-            for output, tensors in heads.items()
-        }
-        return Embedder(model, tokenizer, replace(config, max_length=most), dense, linears)
-
-    return embedder
-
-
-def read_decoder_embedder(folder: Path, vocab_size: int) -> Callable[[Any], Embedder]:
-    """As `read_embedder`; without modules.json a text is its last token's state."""
-    return read_embedder(folder, vocab_size, "lasttoken")

@@ -9,19 +9,21 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
+from centella.host.log import logger
 from centella.tasks.batches import Batch
+from centella.tasks.chunks import Chunker
 from centella.tasks.forward import DENSE
 from centella.tasks.token_outputs import Sparse, merged, vectors_by_token, weights_by_id
 from centella.tasks.tokens import Tokens
 
 
 class Cut(Struct, frozen=True):
-    """A text of which the model has not read all.
+    """A text that was cut.
 
     Attributes:
-        index: of the text among those given.
-        tokens: that it has, special ones and those of its prompt counted.
-        read: of these, how many the model has read.
+        index: position of the text in the input.
+        tokens: tokens of the text, special tokens and prompt included.
+        read: how many of them the model read.
     """
 
     index: int
@@ -30,17 +32,16 @@ class Cut(Struct, frozen=True):
 
 
 class Embeddings(Struct, frozen=True, eq=False):
-    """What `Embedder.embed` gives: a row for each text, in their order.
+    """Result of `Embedder.embed`: a row for each text, in their order.
 
     Attributes:
         dense: vectors [texts, dim], as `Embedder.encode` gives them.
-        sparse: of each text the weight of each token that it has, by the token's id; special tokens
-            have none.
-        multi: of each text the vectors of its tokens [tokens, dim], of length 1; the first token,
-            which is no word, has none.
+        sparse: for each text the weights of its tokens, by token id, without special tokens.
+        multi: for each text the vectors of its tokens [tokens, dim], of length 1, without the start
+            token.
         cut: the texts that are longer than the model reads, with their tokens.
 
-    Outputs that were not asked for are empty: [texts, 0], and lists of none.
+    Outputs that were not requested are empty: [texts, 0] and empty lists.
     """
 
     dense: Array
@@ -61,6 +62,17 @@ class Pieces(Struct, frozen=True):
     texts: list[str]
     owners: list[int]
     weights: list[int]
+
+
+def in_pieces(texts: list[str], chunker: Chunker) -> Pieces:
+    """Texts in the pieces that a chunker cuts them into."""
+    pieces = Pieces([], [], [])
+    for i, tokens in enumerate(chunker.counts(texts)):
+        for piece in chunker.chunks(texts[i], tokens):
+            pieces.texts.append(piece.text)
+            pieces.owners.append(i)
+            pieces.weights.append(max(1, piece.tokens))
+    return pieces
 
 
 class Rows:
@@ -139,3 +151,14 @@ def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]
             cuts.append(Cut(owners[first + i], int(part.counts[i]), int(part.lengths[i])))
         first += len(part)
     return tuple(cuts)
+
+
+def tell_of_cut(found: Embeddings) -> None:
+    """Log which text of those that were cut is the first."""
+    first = found.cut[0]
+    logger("embed").warning(
+        "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
+        "%d of %d texts are cut: embed(texts).cut names them, chunk= embeds all of them; "
+        "later calls do not say so again",
+        first.index, first.tokens, first.read, len(found.cut), len(found.dense),
+    )  # fmt: skip

@@ -47,10 +47,10 @@ class Options(SamplingArgs, total=False):
 
 
 class Generator:
-    """A language model that continues prompts; `ct.load` makes it.
+    """A language model that continues prompts; `ct.load` returns it.
 
     Attributes:
-        model: the decoder: `model(ids)` gives logits, and so does calling the Generator.
+        model: the decoder. `model(ids)` returns logits, and so does calling the Generator.
         config: which tokens end a text.
     """
 
@@ -93,7 +93,7 @@ class Generator:
 
     @property
     def context(self) -> int:
-        """Most tokens of a prompt and its continuation."""
+        """The largest number of tokens of a prompt and its continuation."""
         return self.model.config.max_position_embeddings
 
     @overload
@@ -126,31 +126,32 @@ class Generator:
         Args:
             prompts: one text or one sequence of ids, or several of them, of any lengths.
             max_new_tokens: most tokens of each continuation.
-            stop: strings that end a continuation, and are not part of it; also special tokens.
-            ignore_eos: go on after the tokens that end a text.
+            stop: strings, or special tokens, that end a continuation; they are not part of the
+                result.
+            ignore_eos: continue after end tokens.
             n: continuations of each prompt, which is read once.
-            logprobs: 0 for the log-probabilities of the tokens, up to 20 for those of so many of
-                the likeliest ones as well: `Generation.logprobs`.
-            draft: who guesses tokens that this model then verifies, several in one step: "lookup"
-                for what followed the same tokens before, or a smaller Generator on this device. The
-                tokens are those of None, up to the rounding of logits, which 16-bit activations
-                make coarse. Only where there is one continuation, without penalties and
-                log-probabilities; else nothing is guessed.
-            cache: "i8" for keys and values of 8 bits, with a scale for each row: half the memory
-                of 16 bits, and what a step reads of it; no element is off by more than 1/254 of the
-                largest of its row. None: as activations.
+            logprobs: 0 for the log-probability of each token; k up to 20 also for the k most likely
+                tokens at each step: `Generation.logprobs`.
+            draft: guesses tokens that this model then verifies, several in one step: "lookup" for
+                the tokens that followed the last ones earlier in the text, or a smaller Generator
+                on this device. The result equals that of None up to the rounding of logits, which
+                is coarse for 16-bit activations. Used for a single continuation without penalties
+                and log-probabilities only.
+            cache: "i8" for keys and values in 8 bits with a scale for each row: half the memory,
+                and half the reads of a step, of 16 bits. The error of an element is at most 1/254
+                of the largest element of its row. None: the dtype of the activations.
             sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
                 presence_penalty, seed: see `Sampling`; default: as the model's folder says, else
                 the most likely token.
 
         Returns:
-            A `Generation`; a list of them for several prompts, or n > 1: those of the first
-            prompt, then those of the second.
+            A `Generation`. For several prompts, or n > 1, a list: those of the first prompt, then
+            those of the second, and so on.
 
         Raises:
-            ShapeError: an empty prompt, or one without room for a token after it.
-            DTypeError: what is neither text nor ids.
-            WeightsError: text, for a model without a tokenizer; an id that it has no vector for.
+            ShapeError: an empty prompt, or one that leaves no room for another token.
+            DTypeError: a prompt that is neither text nor ids.
+            WeightsError: text for a model without a tokenizer; an id outside the vocabulary.
         """
         return self._generated(
             "generate",
@@ -180,9 +181,9 @@ class Generator:
         **options: Unpack[Options],
     ) -> Any: ...  # fmt: skip
     async def generate_async(self, prompts: Any, *, n: int = 1, **options: Unpack[Options]) -> Any:
-        """`generate` in a thread of asyncio's; raises as it does.
+        """`generate` in a thread of asyncio's; raises the same errors.
 
-        A task that is cancelled ends after the token under way, and the Generator stays usable.
+        Cancelling the task ends the generation after the current token; the Generator stays usable.
         Several tasks may share it.
 
         Args:
@@ -214,12 +215,12 @@ class Generator:
         on_token: Callable[[int], object] | None = None, draft: DraftBy = None,
         cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
-        """The continuation of one prompt in pieces of whole characters, as they come.
+        """Stream the continuation of one prompt in pieces of whole characters.
 
         Args:
             prompt, max_new_tokens, stop, ignore_eos, logprobs, draft, cache, sampling: as for
                 `generate`.
-            on_token: called with each token, also with one that completes no character.
+            on_token: called with each token, even if the token does not complete a character.
 
         Raises:
             As `generate`, here, at the call.
@@ -244,7 +245,7 @@ class Generator:
         template: Mapping[str, Any] | None = None, parse_special: bool = False,
         draft: DraftBy = None, cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
     ) -> Stream:  # fmt: skip
-        """The answer to a conversation, in pieces; what it shares with the last one is not reread.
+        """Stream the answer to a conversation, reusing the prefix shared with the last one.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...].
@@ -252,12 +253,13 @@ class Generator:
                 `stream`.
             template: further variables of the model's chat template, such as tools, documents or
                 enable_thinking.
-            parse_special: whether special tokens that stand in messages are tokens, as in
-                transformers; False: they are plain text, so that nobody's text ends a message.
+            parse_special: whether special tokens written in messages are parsed as tokens, as in
+                transformers; False: they are plain text, so that a user's text cannot end a
+                message.
 
         Raises:
             WeightsError: the model's folder has no chat template, or it fails.
-            DTypeError: what are no messages.
+            DTypeError: messages of another type.
         """
         _refuse_n("chat", sampling)
         ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
@@ -268,7 +270,7 @@ class Generator:
         return self._stream("chat", row, asked, on_token)
 
     def warm(self) -> None:
-        """Continue a token: programs are compiled, and memory is allocated."""
+        """Generate one token, so that programs are compiled and memory is allocated."""
         self.generate([0], max_new_tokens=2, ignore_eos=True)
 
     def encode(self, prompt: Prompt, *, parse_special: bool = True) -> Ids:
@@ -276,8 +278,8 @@ class Generator:
 
         Args:
             prompt: as for `generate`.
-            parse_special: whether special tokens that stand in a text are tokens; False: they are
-                plain text, as in messages.
+            parse_special: whether special tokens written in a text are parsed as tokens; False:
+                they are plain text, as in messages.
         """
         begin = self.config.begin_id
         return self._prompts.ids("encode", prompt, begin, parse_special=parse_special)
@@ -285,7 +287,7 @@ class Generator:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **values: Any
     ) -> Ids:
-        """Token ids of a conversation, up to where the answer begins; raises as `chat`.
+        """Token ids of a conversation, up to the start of the answer; raises as `chat`.
 
         Args:
             messages, parse_special: as for `chat`.

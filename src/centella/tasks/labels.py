@@ -15,7 +15,7 @@ class Label(Struct, frozen=True):
     """A label of a text.
 
     Attributes:
-        label: its name; score: how sure the model is of it.
+        label: its name; score: the model's score of it.
     """
 
     label: str
@@ -26,7 +26,7 @@ class Ranked(Struct, frozen=True):
     """A document in the order of a question.
 
     Attributes:
-        index: its place among those given; score: how well it answers; text: its own.
+        index: its position in the input; score: the model's score; text: the document.
     """
 
     index: int
@@ -38,8 +38,8 @@ class Span(Struct, frozen=True):
     """A labelled part of a text.
 
     Attributes:
-        label: its name; score: how sure the model is of it.
-        start, end: its characters are text[start:end]; text: them.
+        label: its name; score: the model's score of it.
+        start, end: positions of its characters, text[start:end]; text: these characters.
     """
 
     label: str

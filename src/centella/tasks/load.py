@@ -21,7 +21,8 @@ from centella.ledger.counts import began, noted
 from centella.runtime.device import Device, every_device
 from centella.runtime.device import device as open_device
 from centella.tasks.classify import Classifier, TokenClassifier, read_classifier, read_ranker
-from centella.tasks.embed import Embedder, read_decoder_embedder, read_embedder
+from centella.tasks.embed import Embedder
+from centella.tasks.embed_folder import read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
 from centella.tensors.arguments import one_of
@@ -185,51 +186,52 @@ def load(
     progress: Callable[[int, int], None] | None = None,
     devices: Devices | None = None,
 ) -> Any:  # fmt: skip
-    """The model of a folder, ready to use.
+    """Load a model from a folder, a repository of huggingface.co or a GGUF file.
 
     Args:
-        path: a folder with config.json, model.safetensors (else pytorch_model.bin, of which nothing
-            is run) and tokenizer.json (without the last, the model takes ids, and `encode` of texts
-            raises); or a repository of huggingface.co
+        path: one of: a folder with config.json, model.safetensors (or pytorch_model.bin, whose code
+            is not run) and tokenizer.json (without it the model takes ids only, and `encode` of
+            texts raises); a repository of huggingface.co
             ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once, unless the first
-            part of its name is a folder here; or "minilm": the all-MiniLM-L6-v2 of an installed
-            package; or a .gguf file of a decoder or a BERT. A decoder in it is an `Embedder` where
-            the file states a pooling.
+            part of its name is a local folder; "minilm", the all-MiniLM-L6-v2 of an installed
+            package; a .gguf file of a decoder or a BERT. A decoder is loaded as an `Embedder` if
+            its GGUF file states a pooling.
         device: where to; default: the default device.
-        dtype: "auto" keeps the checkpoint's for weights, and computes in it on CUDA, in f32
-            elsewhere (the CPU then holds f32 weights); of quantised files CUDA computes in bf16.
-            Quantised weights keep their format with every dtype. "f32", "f16" or "bf16" is for
-            both. The CPU takes several times as long with the last two, which is logged as a
-            warning.
-        warm: embed or continue a text of one word before returning, so that programs are
-            compiled, and memory is allocated, before the first text that somebody waits for.
-        task: "embed", "generate", "classify", "tag" or "transcribe": what the model has to be for,
-            which type checkers then know; None: whatever it is for.
-        quantize: "q8_0" or "q4_0": weights of products, the embedding and the head of a decoder are
-            quantised on the device as they are loaded, in blocks of 32 along their rows; norms and
-            biases are not, nor is what a file has quantised already.
-        progress: `progress(done, total)` is called as weights reach the device, with their bytes.
-        devices: in place of `device`, several for a model that embeds: "all" (each of the kind of
-            the default device), or a list. Each has the weights, and a thread that embeds the next
-            batch when it has room; results are in the order of the texts. Where a device fails, the
-            log names it, and the others embed its texts.
+        dtype: of weights and arithmetic. "auto" keeps the checkpoint's dtype for weights; CUDA
+            computes in it (in bf16 for quantised files), other devices compute in f32, and the CPU
+            also stores f32 weights. "f32", "f16" or "bf16" sets both. Quantised weights keep their
+            format with every dtype. On the CPU "f16" and "bf16" take several times as long and log
+            a warning.
+        warm: run the model on a text of one word before returning, so that programs are compiled
+            and memory is allocated before the first request.
+        task: "embed", "generate", "classify", "tag" or "transcribe": the expected task, which also
+            tells type checkers the type of the result; None: the folder decides.
+        quantize: "q8_0" or "q4_0": quantise the weights of products, the embedding and the head of
+            a decoder on the device while they are loaded, in blocks of 32 along their rows. Norms,
+            biases and tensors that are quantised in the file stay as they are.
+        progress: `progress(done, total)` is called with numbers of bytes while weights are sent to
+            the device.
+        devices: instead of `device`, several devices for a model that embeds: "all" (every device
+            of the default device's kind), or a list. Each device has a copy of the weights and a
+            thread that embeds the next batch when the device has room. Results are in the order of
+            the texts. If a device fails, the log names it and the others embed its texts.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
         decoders ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "granite",
         "olmo2", "gemma2", "gemma3_text"), a `Transcriber` for "whisper". A decoder is an `Embedder`
-        in a folder of sentence-transformers (with modules.json), and with task="embed": then,
-        without such a folder, of the last token's state. With task="classify" a decoder ranks, as
-        Qwen3-Reranker does: by how surely it answers "yes".
+        if its folder has a modules.json, or with task="embed"; without a modules.json its vectors
+        are the last token's state. With task="classify" a decoder ranks, as Qwen3-Reranker does, by
+        the probability that it answers "yes".
 
     Raises:
-        WeightsError: a file or tensor that is missing, malformed or left over, a model that this
-            library does not have, rows to quantize that are no multiple of 32; names file, tensor,
+        WeightsError: a file or tensor is missing, malformed or left over; the architecture is not
+            supported; rows to quantise are not a multiple of 32. The error names file, tensor,
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
-        DTypeError: another dtype, `devices` that are no list. ShapeError: another `quantize`.
-        OutOfMemoryError, LimitError: the device has no room for the weights; raised before any is
-            sent, with what is needed, what is free, and which `quantize` would fit.
+        DTypeError: an unknown dtype; `devices` is not a list. ShapeError: another `quantize`.
+        OutOfMemoryError, LimitError: the weights do not fit on the device. Raised before any weight
+            is sent; states the bytes needed and free, and which `quantize` would fit.
     """
     if devices is not None:
         return _on_several(devices, device, progress, path=path, dtype=dtype, warm=warm, task=task,

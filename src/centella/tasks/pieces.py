@@ -13,17 +13,17 @@ PARTS = 4  # tokens of one character at most: a byte each
 
 
 class Generation(Struct, frozen=True):
-    """What a prompt was continued with.
+    """The continuation of a prompt.
 
     Attributes:
-        ids: the tokens, without the one that ended it.
-        text: them as text; None for a model without a tokenizer.
+        ids: the tokens, without the end token.
+        text: the tokens as text; None for a model without a tokenizer.
         finish: "stop" (a stop token or string), "length" (`max_new_tokens`), "context" (the
             longest sequence of the batch has no more positions), or "closed" (a stream that was
             closed, or failed, before its end).
         prompt_tokens: tokens of the prompt.
-        logprobs: the log-probabilities of each of `ids`; None unless `logprobs=` asked for them.
-        guessed, accepted: tokens that `draft=` guessed, and those that were right.
+        logprobs: the log-probabilities of each of `ids`; None unless `logprobs=` was given.
+        guessed, accepted: numbers of tokens that `draft=` guessed, and that were accepted.
     """
 
     ids: Ids

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from centella.errors import ShapeError, WeightsError
+from centella.tasks.check_texts import check_text, checked_texts
 from centella.tasks.special import Special
-from centella.tasks.text import Encoded, Tokenizer, check_text, checked_texts
+from centella.tasks.text import Encoded, Tokenizer
 
 BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "

@@ -14,7 +14,7 @@ from typing import Any
 
 from centella.errors import CentellaError, MissingExtraError
 from centella.tasks import bounds
-from centella.tasks.bounds import Budget
+from centella.tasks.bounds import LONGEST, Budget
 
 BUDGET = "what is left"  # in a context: no name that a template can write
 GONE_FILTERS = ("batch", "slice", "striptags", "sum", "urlize", "wordwrap", "xmlattr")
@@ -41,6 +41,21 @@ def budget_of(context: Any) -> Budget:
     """The budget of the rendering that a context belongs to."""
     budget: Budget = context.resolve(BUDGET)
     return budget
+
+
+def rendered(template: Any, given: dict[str, Any]) -> str:
+    """What a template of the sandbox writes.
+
+    Raises:
+        CentellaError: it is longer than `LONGEST`, or an operation of it could be.
+    """
+    pieces, length = [], 0
+    for piece in template.generate({**given, BUDGET: Budget()}):
+        length += len(piece)
+        if length > LONGEST:
+            raise CentellaError(f"expected a prompt of at most {LONGEST:,} characters, got more")
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def environment() -> tuple[Any, type[Exception]]:

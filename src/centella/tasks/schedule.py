@@ -33,27 +33,28 @@ TOKENS = 1024  # of a request, for the pool that is the default
 
 
 class Scheduler:
-    """Continues many prompts at once, which come at any time: continuous batching.
+    """Serves many prompts at once, which may arrive at any time: continuous batching.
 
         with ct.Scheduler(model) as scheduler:
             for piece in scheduler.submit("Once upon a time", max_new_tokens=50):
                 print(piece, end="")
 
-    Each request gets the tokens that `Generator.generate` gives for it alone, with the same seed.
-    Requests that begin with the same tokens, in blocks of 64, share what was computed for them,
-    also with requests that have ended. When memory is short, the request that came last waits, and
-    is read anew. Steps count in the ledgers, and obey the `forbid` scopes, that were open where the
-    Scheduler was constructed.
+    Each request gets the tokens that `Generator.generate` returns for it alone with the same seed.
+    Requests with a common prefix share its keys and values in blocks of 64 tokens, also with
+    requests that have ended. If memory runs out, the request that came last waits and its prompt is
+    read again later. Steps count in the ledgers, and obey the `forbid` scopes, that were open where
+    the Scheduler was constructed.
 
     Args:
         model: the Generator; others may use it at the same time.
-        max_batch: requests that are decoded at once; more wait.
-        tokens: that keys and values have memory for, of all requests together; default: 1 024 for
-            each of `max_batch`, or the context of the model where that is less.
+        max_batch: requests that are decoded at once; further requests wait.
+        tokens: number of tokens of all requests together that have memory for keys and values;
+            default: for each of `max_batch` 1 024, or the model's context if that is less.
         memory: instead of `tokens`: bytes of keys and values, or text such as "2 GB".
         cache: "i8" for keys and values of 8 bits, as for `Generator.generate`.
-        background: whether a thread of the Scheduler's own computes; it ends when nothing is left.
-            Else whoever waits for a request does, or calls `step` or `run`.
+        background: whether a thread of the Scheduler computes; it ends when no request is left.
+            Otherwise steps run in the thread that waits for a request, or that calls `step` or
+            `run`.
 
     Attributes:
         context: most tokens of a request, its prompt included: what the model has positions for,
@@ -61,9 +62,9 @@ class Scheduler:
             "longrope"), those of short texts.
 
     Raises:
-        DTypeError: for what is no Generator.
-        ShapeError: for numbers below 1, tokens and memory, or a memory without room for a block.
-        OutOfMemoryError, LimitError: the device has no room for the pool.
+        DTypeError: `model` is not a Generator.
+        ShapeError: a number below 1, both tokens and memory, or a memory smaller than a block.
+        OutOfMemoryError, LimitError: the pool does not fit on the device.
     """
 
     def __init__(
@@ -96,28 +97,28 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests that are decoded."""
+        """Number of requests that are being decoded."""
         return len(self._jobs.running)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait or are read."""
+        """Number of requests that wait or whose prompt is being read."""
         jobs = self._jobs
         return len(self._new) + len(jobs.waiting) + (jobs.reading is not None)
 
     @property
     def steps(self) -> int:
-        """Steps of decoding, so far."""
+        """Number of decoding steps so far."""
         return self._jobs.steps
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of prompts whose keys and values were there already."""
+        """Number of prompt tokens whose keys and values were reused."""
         return self._jobs.reused_tokens
 
     @property
     def preemptions(self) -> int:
-        """How often a request had to wait for memory after it had begun."""
+        """How often a running request was preempted because memory ran out."""
         return self._jobs.preemptions
 
     # -- requests ---------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class Scheduler:
         ignore_eos: bool = False, n: int = 1, logprobs: int | None = None,
         **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
-        """Continue a prompt as soon as there is room; any thread may call it.
+        """Submit a prompt, which is continued when there is room; any thread may call this.
 
         Args:
             prompt, max_new_tokens, stop, ignore_eos, logprobs, sampling: as for
@@ -190,10 +191,10 @@ class Scheduler:
         return requests[0] if n == 1 else requests
 
     def warm(self) -> None:
-        """Continue 1, 2, 4, ... short prompts: steps of that many rows are captured.
+        """Continue 1, 2, 4, ... short prompts, so that steps of these numbers of rows are captured.
 
-        Tokens are chosen as the model's folder says. Longer tables, and other ways to choose, are
-        captured when they come.
+        Tokens are chosen as the model's folder says. Longer block tables and other sampling
+        settings are captured at their first use.
         """
         rows = [1 << i for i in range((self.max_batch - 1).bit_length())]
         for count in (*rows, self.max_batch):
@@ -205,8 +206,8 @@ class Scheduler:
         """Take no further requests, and return when all are done. A second time does nothing.
 
         Args:
-            drain: whether requests are computed to their end; False: they end as they are, their
-                `finish` is "closed".
+            drain: whether running requests are finished; False: they end immediately with `finish`
+                "closed".
         """
         with self._driving, self._lock:
             self._closed = True
@@ -228,12 +229,12 @@ class Scheduler:
     # -- whoever computes -------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Compute a step; whether there is more to do."""
+        """Compute one step. Returns whether requests are left."""
         with self._driving:
             return self._step()
 
     def run(self) -> None:
-        """Compute steps until nothing is left."""
+        """Compute steps until no request is left."""
         while self.step():
             pass
 

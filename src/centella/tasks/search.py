@@ -7,14 +7,23 @@ cores do; the queries are scaled by a power of 2 first, so that none is beyond t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of, f32, from_host_array, from_numpy, narrow, widen
+from centella.dtypes import (
+    DType,
+    dtype_of,
+    f32,
+    from_host_array,
+    from_numpy,
+    host_numbers,
+    narrow,
+    widen,
+)
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
@@ -37,7 +46,7 @@ CAPTURES = 16
 
 
 class Matches(Struct, frozen=True):
-    """The rows nearest to each query, the best first; of equal scores the lower row first.
+    """The rows nearest to each query, the best first; for equal scores the lower row first.
 
     Attributes:
         scores: f32 [queries, k].
@@ -62,7 +71,8 @@ class Index:
 
     Raises:
         ShapeError: vectors of another rank, or none; as many texts as rows are expected.
-        DTypeError: vectors or a dtype that are no floats; float64 without `dtype=`.
+        DTypeError: vectors or a dtype that are no floats; float64 without `dtype=`; texts that have
+            no length.
         ContractError: a number that is not finite, or not within the range of the dtype (65,504 for
             f16); names its row. Of a Tensor, 4 bytes a row are read back to check it.
     """
@@ -76,6 +86,8 @@ class Index:
             vectors = from_host_array("Index", vectors, None)[0]
         if len(vectors.shape) != 2 or not all(vectors.shape):
             raise ShapeError(f"Index: expected vectors [n, dim], got {list(vectors.shape)}")
+        if texts is not None and (isinstance(texts, str) or not isinstance(texts, Sized)):
+            raise DTypeError(f"Index: expected texts in a list, got {type(texts).__name__}")
         if texts is not None and len(texts) != vectors.shape[0]:
             raise ShapeError(
                 f"Index: expected a text for each of the {vectors.shape[0]:,} rows, got "
@@ -158,32 +170,24 @@ class Index:
         """Bytes on the device."""
         return sum(part.nbytes for part in self._parts)
 
-    def search(self, queries: Array | Tensor, k: int = 10) -> Matches:
+    def search(
+        self, queries: Array | Tensor | Sequence[float] | Sequence[Sequence[float]], k: int = 10
+    ) -> Matches:
         """The k rows with the largest dot products with each query.
 
         Of vectors of length 1, which most models give, that is the cosine of the angle.
 
         Args:
-            queries: [queries, dim] or [dim], of floats.
-            k: rows wanted; all where there are fewer.
+            queries: [queries, dim] or [dim], of floats: an array, a Tensor or nested lists.
+            k: number of rows; all rows if there are fewer.
 
         Raises:
-            ShapeError: queries of another size, k below 1.
+            ShapeError: queries of another size, rows of unequal length, k below 1.
             DTypeError: queries that are no floats.
-            ContractError: a number in them that is not finite.
+            ContractError: a number in them that is not finite, or not in f32; names its query.
         """
-        asked = queries.numpy() if isinstance(queries, Tensor) else np.asarray(queries)
-        if asked.dtype.kind != "f":
-            raise DTypeError(f"search: expected queries of floats, got {asked.dtype}")
-        rows = asked[None] if asked.ndim == 1 else asked
-        if rows.ndim != 2 or rows.shape[1] != self.shape[1]:
-            raise ShapeError(
-                f"search: expected queries [queries, {self.shape[1]}] or [{self.shape[1]}], got "
-                f"{list(asked.shape)}"
-            )
-        if not np.isfinite(rows).all():
-            raise ContractError("search: expected finite numbers in the queries, got others")
         k = min(whole("search", "k", k, 1), len(self))
+        rows = self._rows(queries.numpy() if isinstance(queries, Tensor) else queries)
         _, exponents = np.frexp(np.abs(rows).max(1, keepdims=True))
         rows = np.ldexp(rows, -exponents)
         scores = np.empty((len(rows), k), np.float32)
@@ -192,7 +196,29 @@ class Index:
         for some, pending in running:
             best, at = pending.result()
             scores[some], found[some] = (x[: some.stop - some.start] for x in (best, at))
-        return Matches(np.ldexp(scores, exponents), found)
+        with np.errstate(over="ignore"):  # of numbers whose products f32 does not hold
+            return Matches(np.ldexp(scores, exponents), found)
+
+    def _rows(self, queries: Any) -> Array:
+        """Queries as they are asked for, f32 [queries, dim]."""
+        given = host_numbers("search", queries)
+        if given.dtype.kind != "f":
+            raise DTypeError(f"search: expected queries of floats, got {given.dtype}")
+        rows = given[None] if given.ndim == 1 else given
+        if rows.ndim != 2 or rows.shape[1] != self.shape[1]:
+            raise ShapeError(
+                f"search: expected queries [queries, {self.shape[1]}] or [{self.shape[1]}], got "
+                f"{list(given.shape)}"
+            )
+        asked = narrow(rows, f32)
+        odd = np.argwhere(~np.isfinite(asked))
+        if len(odd):
+            row, column = odd[0]
+            raise ContractError(
+                f"search: expected finite numbers within the range of f32 in the queries, got "
+                f"{rows[row, column]:.6g} in query {row:,}"
+            )
+        return asked
 
     def _submit(self, queries: Array, k: int) -> Pending[Any]:
         """Queries are filled up to a power of two, so that few sizes are captured."""

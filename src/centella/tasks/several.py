@@ -54,11 +54,23 @@ def run_on_several(
                 active = shared.working(submits)
         finally:
             shared.over = True
-            lost |= {
-                name: DeviceLostError(str(error))  # without the frames that it was raised in
-                for name, error in shared.failed.items()
-                if isinstance(error, DeviceLostError)
-            }
+            lost |= shared.lost
+
+
+def run_on_each(
+    batch: Batch, submits: Mapping[str, Submit[R]], lost: dict[str, DeviceLostError]
+) -> None:
+    """Run one batch on every device that was not lost, one after the other; as `run_on_several`."""
+    shared: _Shared[R] = _Shared((), lost)
+    try:
+        for name, submit in shared.working(submits).items():
+            try:
+                submit(batch).result()
+            except FAILURES as error:
+                shared.failed[name] = error
+        shared.working(submits)
+    finally:
+        lost |= shared.lost
 
 
 class _Shared(Generic[R]):
@@ -76,6 +88,15 @@ class _Shared(Generic[R]):
         self._lock = threading.Lock()
         self._told = set(lost)
         self._done: SimpleQueue[tuple[Batch, R] | None] = SimpleQueue()
+
+    @property
+    def lost(self) -> dict[str, DeviceLostError]:
+        """Devices that were lost, without the frames that their errors were raised in."""
+        return {
+            name: DeviceLostError(str(error))
+            for name, error in self.failed.items()
+            if isinstance(error, DeviceLostError)
+        }
 
     def results(self, submits: Mapping[str, Submit[R]], few: bool) -> Iterator[tuple[Batch, R]]:
         """Batches with their results as they come, until every thread has ended.

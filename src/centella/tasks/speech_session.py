@@ -112,7 +112,10 @@ class SpeechSession:
         return fn.softmax(fn.concat(languages, -1), -1) if languages else no_speech
 
     def _stepped(self, timed: bool, no_repeat: bool, random: bool) -> Tensor:
-        """The next token of each row, [batch] i32; -1 for NaN; a row that has ended stays so."""
+        """The next token of each row, [batch] i32; -1: none has a finite logit.
+
+        A row that has ended stays so.
+        """
         x = self.model.decoder(self._token.value, self.memory(), self.cache)
         logits = self.model.head(x)[:, 0]
         if no_repeat:
@@ -198,7 +201,7 @@ class SpeechSession:
         """Tokens [batch] of each step, one step ahead of the device.
 
         Raises:
-            ContractError: logits were NaN; names the row.
+            ContractError: logits were NaN or infinite; names the row.
         """
         under_way: deque[Pending[Array]] = deque()
         for count in range(steps + 1):
@@ -209,8 +212,8 @@ class SpeechSession:
                 if (tokens < 0).any():
                     row = int(np.argmin(tokens))
                     raise ContractError(
-                        f"transcribe: window {row}, token {count - 1}: the logits are NaN; "
-                        f"dtype='bf16' or 'f32' has a wider range"
+                        f"transcribe: window {row}, token {count - 1}: the logits of what "
+                        f"may come are NaN or infinite; dtype='bf16' or 'f32' has a wider range"
                     )
                 yield tokens
 

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Stream:
-    """A continuation as it comes: an iterator over pieces of whole characters.
+    """A continuation while it is generated: an iterator over pieces of whole characters.
 
-    `for piece in stream` computes each piece in the calling thread. In a coroutine,
-    `async for piece in stream` computes it in a thread of asyncio's, and `await stream` gives all
-    of it as a `Generation`. A task that is cancelled ends the stream.
+    `for piece in stream` computes each piece in the calling thread. In a coroutine, `async for
+    piece in stream` computes it in a thread of asyncio's, and `await stream` returns the whole
+    `Generation`. Cancelling the task ends the stream.
 
     `with` and `async with` close it at the end of the block. Threads may share it, and may close it
     while another one waits for a piece; so may `on_token`.
@@ -57,7 +57,7 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """End it: nothing more is computed. A second time does nothing."""
+        """End the stream: no further token is computed. A second call does nothing."""
         self._ending.set()
         with self._lock:
             if not self._running:  # else `on_token` has called: it ends after this token
@@ -93,12 +93,12 @@ class Stream:
 
     @property
     def result(self) -> Generation | None:
-        """All of it, once it has ended or was closed; None before."""
+        """The whole result once the stream has ended or was closed; None before."""
         return self._generation() if self._ended else None
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:
-        """Those of the tokens so far, if they were asked for."""
+        """Log-probabilities of the tokens so far, if `logprobs=` was given."""
         return list(self._text.logprobs or ())
 
     def _generation(self) -> Generation:

@@ -14,7 +14,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.errors import DTypeError, MissingExtraError, ShapeError, WeightsError
+from centella.errors import MissingExtraError, ShapeError, WeightsError
+from centella.tasks.check_texts import checked_texts
 from centella.tasks.tokens import Tokens
 from centella.tasks.words import Words, spans
 from centella.weights.folder import TOKENIZER
@@ -307,32 +308,6 @@ def _longest_first(left: int, right: int, room: int) -> tuple[int, int]:
     if short + long > room:
         short, long = room // 2, room - room // 2
     return (short, long) if left <= right else (long, short)
-
-
-def checked_texts(texts: Sequence[str]) -> list[str]:
-    """The texts as a list of str that UTF-8 can hold."""
-    if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
-        raise DTypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")
-    for i, text in enumerate(texts):
-        check_text(f"encode: texts[{i}]", text)
-    return list(texts)
-
-
-def check_text(name: str, text: Any) -> None:
-    """Refuse what is no text that UTF-8 can hold; `name` is the argument's, for errors.
-
-    Raises:
-        DTypeError: what is no `str`; ShapeError: a text with a lone surrogate.
-    """
-    if not isinstance(text, str):
-        raise DTypeError(f"{name}: expected str, got {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ShapeError(
-            f"{name}: expected valid Unicode, got a lone surrogate "
-            f"{error.object[error.start]!r} at {error.start}"
-        ) from error
 
 
 def _pad_id(

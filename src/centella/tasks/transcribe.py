@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from centella.audio.log_mel import log_mel
 from centella.audio.mel import RATE
-from centella.audio.regions import SpeechDetector
 from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
 from centella.host.forks import lock_of
@@ -34,11 +33,11 @@ IDLE = 2  # sessions that a Transcriber keeps
 
 
 class Transcript(Struct, frozen=True):
-    """What is said in a recording.
+    """The text of a recording.
 
     Attributes:
         segments: in order, with times in seconds.
-        language: a code; None where the model has but one.
+        language: a language code; None if the model has only one language.
         duration: of the recording, in seconds.
     """
 
@@ -48,12 +47,12 @@ class Transcript(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(segment.text for segment in self.segments).strip()
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """Words of all segments; none where their times were not asked for."""
+        """Words of all segments; empty unless timestamps="word"."""
         return tuple(word for segment in self.segments for word in segment.words)
 
 
@@ -117,7 +116,7 @@ class Transcriber:
         self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcript:  # fmt: skip
-        """Write down what is said.
+        """Transcribe speech to text.
 
         Args:
             audio: a path, "-", an open file, samples [n] or [n, channels], or an iterable of
@@ -129,7 +128,8 @@ class Transcriber:
         Raises:
             AudioError: what is no audio; names the file.
             ShapeError, DTypeError: an option that cannot be, a language that it does not know.
-            WeightsError: the model's folder has no tokenizer.
+            WeightsError: the model's folder has no tokenizer; a `vad_model` that is none.
+            MissingExtraError: what reads the audio or runs `vad_model` is not installed.
         """
         with self.stream(audio, rate=rate, progress=progress, **options) as running:
             segments = tuple(running)
@@ -139,15 +139,14 @@ class Transcriber:
         self, audio: Given, *, rate: int = RATE, progress: Progress | None = None,
         **options: Unpack[TranscribeArgs],
     ) -> Transcription:  # fmt: skip
-        """As `transcribe`, segment by segment: each comes when its window is done.
+        """As `transcribe`, but yields each segment when its window is done.
 
         Arguments and errors are those of `transcribe`.
         """
         chosen = Options.of("transcribe", options, self.config.vocabulary)
         self.tokenizer  # noqa: B018  # raises now where there is none
         stream = open_audio(audio, rate=rate)
-        detector = None if chosen.vad == "off" else SpeechDetector()
-        recording = Recording(stream, self.model.config.frames, chosen.regions, detector)
+        recording = Recording(stream, self.model.config.frames, chosen.regions, chosen.detector())
         return Transcription(self, recording, chosen, progress)
 
     def warm(self) -> None:

@@ -45,7 +45,7 @@ class Decoding(Struct, frozen=True, eq=False):
 
 
 class Transcription(Iterator[Segment]):
-    """A recording as it is transcribed: an iterator of segments, which `with` closes.
+    """A transcription in progress: an iterator over segments; `with` closes it.
 
     A loop that is left early closes it too, unless somebody holds it.
     """
@@ -78,7 +78,7 @@ class Transcription(Iterator[Segment]):
 
     @property
     def language(self) -> str | None:
-        """A code, once the first window is done; None where the model has but one."""
+        """A code, known after the first window; None if the model has only one language."""
         return self._work.language
 
     @property

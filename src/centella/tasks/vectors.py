@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.dtypes import Array
+from centella.dtypes import Array, host_numbers
 from centella.errors import DTypeError, ShapeError
 from centella.host.log import logger
 from centella.tensors.arguments import one_of
@@ -79,7 +79,7 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
     An empty list is of the other's kind.
 
     Raises:
-        ShapeError: outputs of two kinds, or vectors of unequal lengths.
+        ShapeError: outputs of two kinds, or vectors of unequal lengths; DTypeError: no numbers.
     """
     first, second = _form(a), _form(b)
     if first == EMPTY or second == EMPTY:
@@ -93,7 +93,7 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
         alike = _sparse_similarity if first == SPARSE else _multi_similarity
         rows = [[alike(x, y) for y in _listed(b)] for x in _listed(a)]
         return np.array(rows, np.float32).reshape(len(rows), len(_listed(b)))
-    x, y = (np.atleast_2d(np.asarray(v, np.float32)) for v in (a, b))
+    x, y = (np.atleast_2d(host_numbers("similarity", v).astype(np.float32)) for v in (a, b))
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
         raise ShapeError(
             f"similarity: expected [n, dim] and [m, dim], got {list(x.shape)}, {list(y.shape)}"
@@ -123,7 +123,8 @@ def _form(outputs: Any) -> str:
             return EMPTY
         if isinstance(listed[0], Mapping):
             return SPARSE
-        if np.ndim(listed[0]) == 2:
+        nested = isinstance(listed[0], (list, tuple))
+        if np.ndim(host_numbers("similarity", listed[0]) if nested else listed[0]) == 2:
             return MULTI
     return DENSE
 
@@ -141,6 +142,7 @@ def _sparse_similarity(a: Mapping[int, float], b: Mapping[int, float]) -> float:
 
 
 def _multi_similarity(a: Array, b: Array) -> float:
+    a, b = (host_numbers("similarity", each) for each in (a, b))
     if a.shape[1:] != b.shape[1:]:
         raise ShapeError(
             f"similarity: expected [tokens, dim] of one dim, got {list(a.shape)}, {list(b.shape)}"

@@ -1,14 +1,14 @@
 """Token ids of words, remembered: for tokenizers to which a word between spaces is all there is.
 
 BERT's normaliser and pre-tokeniser look at one character at a time, and split at spaces; WordPiece
-looks at one word. So a text's ids are those of its words, and a word that was met before costs one
-look-up in a dictionary. New words are tokenised by the library, many together. That takes longer
-than whole texts take it, and pays where words come again: while most are new, the library has them.
+looks at one word. So a text's ids are those of its words, and words that were met before are looked
+up in a table (`word_table.py`), by several threads at once. New words are tokenised by the library,
+many together. That takes longer than whole texts take it, and pays where words come again: while
+most are new, the library has them.
 """
 
 from __future__ import annotations
 
-import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,16 @@ import numpy as np
 from centella.dtypes import Array
 from centella.host.forks import lock_of
 from centella.tasks.tokens import Tokens
+from centella.tasks.word_table import LONG, NO_WORD, WordTable, bounds
 
 if TYPE_CHECKING:
     import tokenizers
 
-MARK = "\ud800"  # between texts: a lone surrogate, which no text has
+MARK = "\x01"  # a word between texts
+BEHIND = " " * LONG  # the last word, so that its key can be read
 TOGETHER = 64  # new words that are tokenised as one text
-SPAN = 1 << 16  # characters that are split at once, while other threads wait
+SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
+FEW = 1 << 13  # characters whose words the dictionary has sooner: calls of NumPy take a while
 MOST_WORDS, MOST_IDS, MOST_CHARACTERS = 1 << 17, 1 << 20, 1 << 23  # that are remembered
 WINDOW = 1 << 13  # words, of which half have to be known
 REST = 1 << 20  # characters that the library has where they are not
@@ -41,32 +44,45 @@ class _Numbers(dict[str, int]):
 class _Memory:
     """The words that were met, and their ids: those of word n begin at `starts[n]`.
 
-    Word 0 is the mark between texts, whose ids end one text and begin the next.
+    Word 0 is none; word 1 is the mark between texts, whose ids end one text and begin the next.
 
     The numbers may be ahead of the ids, of which `add` gives the next: whoever is interrupted
-    between the two leaves nothing that is wrong.
+    between the two leaves nothing that is wrong. What was added does not change: threads read it
+    without a lock, of the words that are in the table.
     """
 
     def __init__(self, mark: Array) -> None:
-        self.numbers = _Numbers({MARK: 0})
-        self.starts: Array = np.zeros(1, np.int64)
-        self.sizes: Array = np.full(1, len(mark), np.int64)
-        self.ids: Array = mark
-        self.known, self.used, self.characters = 1, len(mark), 0
+        self.numbers = _Numbers()
+        self.starts: Array = np.zeros(0, np.int64)
+        self.sizes: Array = np.zeros(0, np.int64)
+        self.ids: Array = np.zeros(0, np.uint32)
+        self.known = self.used = self.characters = self.missed = 0
+        for word, ids in (("", mark[:0]), (MARK, mark)):
+            self.numbers[word]
+            self.add([word], ids, np.array([len(ids)]))
+        self.table = WordTable([b"", MARK.encode()])
 
     def unknown(self) -> list[str]:
         """Words that have no ids yet."""
         return list(islice(self.numbers, self.known, None))
 
-    def add(self, ids: Array, sizes: Array, characters: int) -> None:
-        """The ids of the next words."""
+    def add(self, words: Sequence[str], ids: Array, sizes: Array) -> None:
+        """The next words, with their ids."""
         known, used = self.known + len(sizes), self.used + len(ids)
         self.starts, self.sizes = _roomy(self.starts, known), _roomy(self.sizes, known)
         self.ids = _roomy(self.ids, used)
         self.ids[self.used : used] = ids
         self.sizes[self.known : known] = sizes
         self.starts[self.known : known] = self.used + np.cumsum(sizes) - sizes
-        self.known, self.used, self.characters = known, used, self.characters + characters
+        characters = self.characters + sum(map(len, words))
+        self.known, self.used, self.characters = known, used, characters
+
+    def miss(self, words: int) -> None:
+        """So many words were not in the table: make another one where they could have been."""
+        self.missed += words
+        if self.missed > self.known // 4:
+            known = [word.encode() for word in islice(self.numbers, self.known)]
+            self.table, self.missed = WordTable(known), 0
 
     @property
     def full(self) -> bool:
@@ -124,38 +140,79 @@ class Words:
         """The ids of texts that UTF-8 can hold; None where the library is to look at them whole.
 
         Args:
-            texts: of few characters (`spans`), since other threads wait.
+            texts: of few characters (`spans`).
         """
-        joined = f" {MARK} ".join(("", *texts, ""))
-        if len(joined) > 2 * SPAN or self._between in joined:
+        joined = f" {MARK} ".join(("", *texts, BEHIND))
+        if len(joined) > 2 * SPAN or NO_WORD in joined:
             return None
-        with self._lock:
-            if self._rest > 0:
-                self._rest -= len(joined)
-                return None
-        for space in "\n\t\r":
-            joined = joined.replace(space, " ")
-        words = joined[1:-1].split(" ")
-        with self._lock:
-            return self._tokens(words)
-
-    def _tokens(self, words: list[str]) -> Tokens:
+        if self._rest > 0:
+            self._rest -= len(joined)  # which another thread may undo: the ids are the same
+            return None
         memory = self._memory
-        numbers = np.fromiter(map(memory.numbers.__getitem__, words), np.int64, len(words))
-        new = len(memory.numbers) - memory.known
-        if new:
-            self._learn(memory)
+        look_up = self._of_few if len(joined) < FEW else self._of_many
+        numbers = look_up(memory, joined)
+        marks = (numbers == 1).nonzero()[0]
+        return self._tokens(memory, numbers, marks) if len(marks) == len(texts) + 1 else None
+
+    def _of_few(self, memory: _Memory, text: str) -> Array:
+        """The numbers of a text's words, which have ids then: by the dictionary."""
+        for space in "\n\t\r":
+            text = text.replace(space, " ")
+        words = text.strip(" ").split(" ")
+        numbers, new = self._numbers(memory, words)
         self._judge(len(words), new)
-        sizes = memory.sizes[numbers]
+        return numbers
+
+    def _of_many(self, memory: _Memory, text: str) -> Array:
+        """As `_of_few`: by the table, and by the dictionary those that are not there."""
+        data = text.encode()
+        starts, lengths = bounds(data)
+        numbers = memory.table.numbers(data, starts, lengths)
+        left = np.flatnonzero(numbers == 0)
+        new = 0
+        if len(left):
+            ends = starts[left] + lengths[left]
+            some = zip(starts[left].tolist(), ends.tolist(), strict=True)
+            words = [data[start:end].decode() for start, end in some]
+            missed = int((lengths[left] <= LONG).sum())
+            numbers[left], new = self._numbers(memory, words, missed)
+        self._judge(len(starts), new)
+        return numbers
+
+    def _numbers(
+        self, memory: _Memory, words: list[str], missed: int = 0
+    ) -> tuple[Array, int]:  # fmt: skip
+        """The numbers of words, which have ids then; and how many are new.
+
+        Args:
+            missed: how many could have been in the table.
+        """
+        with self._lock:
+            numbers = np.fromiter(map(memory.numbers.__getitem__, words), np.int32, len(words))
+            new = len(memory.numbers) - memory.known
+            if new:
+                self._learn(memory)
+            if missed:
+                memory.miss(missed)
+            if memory.full:
+                self._memory = _Memory(self._mark)
+        return numbers, new
+
+    def _tokens(self, memory: _Memory, numbers: Array, marks: Array) -> Tokens:
+        """The ids of words, end to end."""
+        sizes = memory.sizes.take(numbers)
         ends = sizes.cumsum()
-        away = (memory.starts[numbers] - ends + sizes).repeat(sizes)
-        ids = memory.ids[away + np.arange(len(away))]
-        marks = (numbers == 0).nonzero()[0]
         starts = ends[marks[:-1]] - self._before
         counts = ends[marks[1:]] - sizes[0] + self._after - starts
-        if memory.full:
-            self._memory = _Memory(self._mark)
-        return Tokens(ids, starts, counts, counts)
+        if not sizes.all():
+            some = np.flatnonzero(sizes)
+            numbers, sizes, ends = numbers[some], sizes[some], ends[some]
+        # From one id to the next: 1 in a word. `repeat` would make others wait.
+        first = memory.starts.take(numbers)
+        steps = np.ones(int(sizes.sum()), np.int64)
+        steps[:1] = first[:1]
+        steps[ends[:-1]] = first[1:] - first[:-1] - sizes[:-1] + 1
+        return Tokens(memory.ids.take(steps.cumsum()), starts, counts, counts)
 
     def _judge(self, words: int, new: int) -> None:
         """Leave texts to the library for a while where most words were new."""
@@ -168,26 +225,34 @@ class Words:
         """Have the library tokenise the words that have no ids."""
         new = memory.unknown()
         between = f" {self._between} "
-        runs = [between.join((*new[i : i + TOGETHER], "")) for i in range(0, len(new), TOGETHER)]
-        ids = array.array("I")
-        for encoding in self._native.encode_batch_fast(runs, add_special_tokens=False):
-            ids.fromlist(encoding.ids)
-        flat = np.frombuffer(ids, np.uint32)
-        ends = np.flatnonzero(flat == self._between_id)
-        sizes = np.diff(ends, prepend=-1) - 1
-        memory.add(flat[flat != self._between_id], sizes, sum(map(len, runs)))
+        runs = [new[first : first + TOGETHER] for first in range(0, len(new), TOGETHER)]
+        ids, sizes = [], []
+        together = self._library([between.join((*run, "")) for run in runs])
+        for run, found in zip(runs, together, strict=True):
+            ends = np.flatnonzero(found == self._between_id)
+            if len(ends) == len(run):
+                ids.append(found[found != self._between_id])
+                sizes.append(np.diff(ends, prepend=-1) - 1)
+            else:  # one of them has that token itself
+                alone = self._library(run)
+                ids += alone
+                sizes.append(np.array([len(each) for each in alone]))
+        memory.add(new, np.concatenate(ids), np.concatenate(sizes))
+
+    def _library(self, texts: Sequence[str]) -> list[Array]:
+        """The ids of texts by themselves."""
+        encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
 
 def spans(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Neighbouring texts of at most `SPAN` characters together; a longer one is by itself."""
-    first = characters = 0
-    for i, text in enumerate(texts):
-        characters += len(text)
-        if characters > SPAN and i > first:
-            yield texts[first:i]
-            first, characters = i, len(text)
-    if len(texts) > first:
-        yield texts[first:]
+    ends = np.fromiter(map(len, texts), np.int64, len(texts)).cumsum()
+    first = before = 0
+    while first < len(ends):
+        end = max(int(ends.searchsorted(before + SPAN, "right")), first + 1)
+        yield texts[first:end]
+        first, before = end, int(ends[end - 1])
 
 
 def _roomy(array: Array, least: int) -> Array:

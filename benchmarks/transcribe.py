@@ -1,0 +1,117 @@
+"""Files to text from end to end, how often faster than real time; log-mel spectrograms.
+
+Ten minutes of noise as loud as speech, random f16 weights, 60 tokens of every window: reading the
+file, finding speech, spectrograms, encoder, decoder, text. On a CPU one minute. Peer: the feature
+extractor of transformers on the card, its encoder, and as many greedy tokens, in equal batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import wave
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import write_speech
+from measure import Row, alternate, cost, summary, timed, torch_or_none
+from sound import RATE, noise, write_wav
+from speech import SIZES, TOKENS, model_of, peer_of, vocabulary_of, written_by
+
+import centella as ct
+from centella.audio.log_mel import log_mel
+from centella.tasks.speech_options import SpeechConfig
+from centella.tasks.text import Tokenizer
+from centella.tasks.transcribe import Transcriber
+
+SECONDS, BATCH, ROUNDS, MEL_BAR = 600, 16, 3, 10.0
+BARS = {"large-v3": 800.0, "cpu tiny": 10.0}  # times real time
+
+
+def transcribe(args: argparse.Namespace) -> Iterator[Row]:
+    """Rows of each size and device, of transformers, and of the spectrogram."""
+    default = "tiny,turbo,large-v3"
+    sizes = (args.shapes or ("mini" if args.small else default)).split(",")
+    with tempfile.TemporaryDirectory() as temporary:
+        for size, name in product(sizes, args.devices):
+            on_cpu = name == "cpu"
+            seconds = 4 if args.small else 60 if on_cpu else SECONDS
+            file = Path(temporary) / "sound.wav"
+            write_wav(file, seconds)
+            dtype = args.dtypes or ("f32" if on_cpu else "f16")
+            batch = 1 if on_cpu else BATCH
+            call = _ours(size, ct.device(name), dtype, file, batch, Path(temporary))
+            bar = BARS.get(f"cpu {size}") if on_cpu else BARS.get(size)
+            yield {"bench": "file to text", "shape": (size, batch), "who": f"{name} {dtype}",
+                   "unit": "x real time", **({"bar": bar} if bar else {}),
+                   **summary(timed(call, ROUNDS), seconds)}  # fmt: skip
+        if (torch := torch_or_none()) is not None and args.devices != ["cpu"]:
+            for size in sizes:
+                model = peer_of(torch, size)
+                with torch.inference_mode():
+                    call = partial(_peer, torch, model, SIZES[size][0], file)
+                    rate = summary(timed(call, ROUNDS), seconds)
+                yield {"bench": "file to text", "shape": (size, BATCH), "unit": "x real time",
+                       "who": "transformers f16", **rate}  # fmt: skip
+    yield from spectrograms(args)
+
+
+def _ours(
+    size: str, device: ct.Device, dtype: str, file: Path, batch: int, folder: Path
+) -> Any:  # fmt: skip
+    """What transcribes the file."""
+    write_speech(folder, f"whisper-{size}")
+    vocabulary = vocabulary_of(size)
+    tokenizer = Tokenizer.from_folder(folder, vocabulary.size)
+    model = Transcriber(model_of(size, device, dtype), tokenizer, SpeechConfig(vocabulary))
+    return partial(
+        model.transcribe, str(file), language="en", temperature=0.0, max_new_tokens=TOKENS,
+        batch=batch, condition_on_previous_text=False, compression_ratio_threshold=None,
+        logprob_threshold=None, no_speech_threshold=None,
+    )  # fmt: skip
+
+
+def _peer(torch: Any, model: Any, mels: int, file: Path) -> None:
+    """transformers, from the file to ids of tokens."""
+    from transformers import WhisperFeatureExtractor
+
+    with wave.open(str(file)) as read:
+        samples = np.frombuffer(read.readframes(read.getnframes()), "<i2") / np.float32(32768)
+    window = 30 * RATE
+    windows = [samples[at : at + window] for at in range(0, len(samples), window)]
+    extract = WhisperFeatureExtractor(feature_size=mels)
+    for at in range(0, len(windows), BATCH):
+        mel = extract(windows[at : at + BATCH], sampling_rate=RATE, return_tensors="pt",
+                      device="cuda").input_features.to("cuda", torch.float16)  # fmt: skip
+        written_by(torch, model, model.model.encoder(mel).last_hidden_state, TOKENS)
+
+
+def spectrograms(args: argparse.Namespace) -> Iterator[Row]:
+    """Milliseconds of the log-mel spectrogram of ten minutes, 128 bands; samples on the device."""
+    windows = 1 if args.small else SECONDS // 30
+    rows = noise(2 if args.small else SECONDS).reshape(windows, -1)
+    calls: dict[str, Any] = {}
+    for name in args.devices:
+        device = ct.device(name)
+        samples = ct.asarray(rows, device=device)
+        plan = device.compile(lambda x: log_mel(x, 128), samples)
+        calls[name] = partial(_waited, partial(plan, samples), device.synchronize)
+    if (torch := torch_or_none()) is not None:
+        from transformers import WhisperFeatureExtractor
+
+        extract = WhisperFeatureExtractor(feature_size=128)
+        run = partial(extract, list(rows), sampling_rate=RATE, return_tensors="pt", device="cuda")
+        calls["transformers, from the host"] = partial(_waited, run, torch.cuda.synchronize)
+    for who, times in alternate(calls, min(args.rounds, 10)).items():
+        bar = {} if who in ("cpu", "webgpu") or args.small else {"bar": MEL_BAR}
+        yield {"bench": "log-mel", "shape": rows.shape, "who": who, "unit": "ms", **bar,
+               **cost(times, 1e3)}  # fmt: skip
+
+
+def _waited(run: Any, wait: Any) -> None:
+    run()
+    wait()

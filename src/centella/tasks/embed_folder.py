@@ -1,0 +1,50 @@
+"""What an Embedder has beside its model, from the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from centella.tasks.batches import read_tokenizer
+from centella.tasks.embed import Embedder
+from centella.tasks.pooling import Dense, EmbedderConfig
+from centella.tasks.token_outputs import load_head, read_heads
+from centella.weights.model_files import is_file
+
+
+def read_embedder(
+    folder: Path, vocab_size: int, pooling: str | None = None
+) -> Callable[[Any], Embedder]:  # fmt: skip
+    """Read what an Embedder has beside its model, which the function returned takes.
+
+    Args:
+        pooling: of a folder without modules.json.
+
+    Raises:
+        WeightsError: a file that is malformed.
+        MissingExtraError: the folder has a tokenizer, and its library is not installed.
+    """
+    config = EmbedderConfig.from_folder(folder)
+    if pooling is not None and not is_file(folder / "modules.json"):
+        config = replace(config, pooling=pooling)
+    tokenizer, heads = read_tokenizer(folder, vocab_size), read_heads(folder)
+
+    def embedder(model: Any) -> Embedder:
+        config.width(model.config.hidden_size)  # refuses now what does not fit
+        most = min(config.max_length, model.config.positions)
+        dense = [Dense.load(d, model.device) for d in config.dense]
+        linears = {
+            output: load_head(output, tensors, model.config.hidden_size, model.device)
+            for output, tensors in heads.items()
+        }
+        return Embedder(model, tokenizer, replace(config, max_length=most), dense, linears)
+
+    return embedder
+
+
+def read_decoder_embedder(folder: Path, vocab_size: int) -> Callable[[Any], Embedder]:
+    """As `read_embedder`; without modules.json a text is its last token's state."""
+    return read_embedder(folder, vocab_size, "lasttoken")
