@@ -1,4 +1,8 @@
-"""Regions of speech: recall and false alarms at stated ratios of signal to noise, and the rules."""
+"""Regions of speech: recall and false alarms at stated ratios of signal to noise, and the rules.
+
+`detector` is energy and spectrum, and then a stand-in for Silero's network: a window's energy alone
+tells its probability, so it runs where that suffices.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,18 @@ from tests.audio.sounds import (
     spoken,
     with_pauses,
 )  # fmt: skip
+from tests.support.onnx_files import silero, written
 
 Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(params=["energy", "silero"])
+def detector(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """The `vad_model` that levels come from."""
+    if request.param == "energy":
+        return None
+    pytest.importorskip("onnxruntime")
+    return written(tmp_path / "silero_vad.onnx", silero())
 
 
 @cache
@@ -68,6 +82,19 @@ def test_recall_and_false_alarms(
 
 
 @pytest.mark.parametrize("kind", ["syllables", "espeak-ng"])
+@pytest.mark.parametrize("behind", ["white", "pink", "chords"])
+def test_what_is_far_below_speech(kind: str, behind: str, detector: Path | None) -> None:
+    """20 dB below: either detector tells it from speech, and its regions end where speech does."""
+    sound, expected = speech(kind)
+    seconds = sound.size / RATE
+    found = speech_regions(sound + BEHIND[behind](seconds)[: sound.size] / 10, vad_model=detector)
+    recall, false = score(found, expected, seconds)
+    assert recall >= 0.98
+    assert false <= 0.05
+    assert found[-1][1] <= seconds
+
+
+@pytest.mark.parametrize("kind", ["syllables", "espeak-ng"])
 @pytest.mark.parametrize("gain", [1.0, 0.01, 5.0])
 def test_the_level_does_not_matter(kind: str, gain: float) -> None:
     sound, expected = speech(kind)
@@ -99,29 +126,38 @@ def test_what_is_no_speech(sound: Array, alarms: float) -> None:
     assert score(found, [(0.0, 0.01)], sound.size / RATE)[1] <= alarms
 
 
-def test_pieces_of_any_size_give_the_regions_of_the_whole() -> None:
-    sound, _ = speech("syllables")
+@pytest.mark.parametrize(
+    "rules", [SpeechRules(), SpeechRules(min_silence=0.1, pad=0.4)], ids=["usual", "padded"]
+)
+def test_pieces_of_any_size_give_the_regions_of_the_whole(
+    detector: Path | None, rules: SpeechRules
+) -> None:
+    sound, expected = speech("syllables")
     sound = sound + noise(sound.size / RATE)[: sound.size] * 0.05
-    whole = speech_regions(sound)
+    sound = sound[: int((expected[-1][1] + 0.3) * RATE)]  # it ends soon after somebody spoke
+    whole = speech_regions(sound, rules, detector)
+    assert len(whole) >= 5
+    assert whole[-1][1] <= sound.size / RATE
     for size in (1000, 77777):
-        detector, found = SpeechDetector(), Regions()
+        running, found = SpeechDetector(rules, detector), Regions()
         for first in range(0, sound.size, size):
-            found += detector.push(sound[first : first + size])
+            found += running.push(sound[first : first + size])
             seen = min(first + size, sound.size) / RATE
-            assert seen - 4.5 <= detector.settled <= seen or found[-1:] != whole[-1:]
-        assert found + detector.finish() == whole
-    cut = list(speech_pieces(iter(np.array_split(sound, 50))))
+            assert all(end <= seen for _, end in found)
+            assert seen - 4.5 <= running.settled <= seen or found[-1:] != whole[-1:]
+        assert found + running.finish() == whole
+    cut = list(speech_pieces(iter(np.array_split(sound, 50)), rules, detector))
     assert [start for start, _ in cut] == [start for start, _ in whole]
     for (start, piece), (_, end) in zip(cut, whole, strict=True):
         np.testing.assert_array_equal(piece, sound[round(start * RATE) : round(end * RATE)])
 
 
-def test_a_long_region_is_cut_at_its_quietest_point() -> None:
+def test_a_long_region_is_cut_at_its_quietest_point(detector: Path | None) -> None:
     sound = babble(75.0, 3)
     quiet = (25.3, 53.9)
     for second in quiet:
         sound[int(second * RATE) : int((second + 0.3) * RATE)] *= 0.001
-    found = speech_regions(sound)
+    found = speech_regions(sound, vad_model=detector)
     assert len(found) == 3
     assert all(end - start <= 30.0 for start, end in found)
     for (_, end), (start, _), second in zip(found, found[1:], quiet, strict=False):
@@ -130,14 +166,14 @@ def test_a_long_region_is_cut_at_its_quietest_point() -> None:
     assert found[-1][1] == pytest.approx(75.0, abs=0.1)
 
 
-def test_rules() -> None:
+def test_rules(detector: Path | None) -> None:
     parts = [babble(1.0, 0), np.zeros(RATE // 2, np.float32), babble(1.0, 1)]
     sound = np.concatenate([np.zeros(2 * RATE, np.float32), *parts, np.zeros(2 * RATE, np.float32)])
-    assert len(speech_regions(sound, SpeechRules(min_silence=0.7))) == 1
-    apart = speech_regions(sound, SpeechRules(min_silence=0.2, pad=0.0))
+    assert len(speech_regions(sound, SpeechRules(min_silence=0.7), detector)) == 1
+    apart = speech_regions(sound, SpeechRules(min_silence=0.2, pad=0.0), detector)
     assert len(apart) == 2
-    assert speech_regions(sound, SpeechRules(min_speech=1.5, min_silence=0.2)) == []
-    padded = speech_regions(sound, SpeechRules(min_silence=0.2, pad=0.4))
+    assert speech_regions(sound, SpeechRules(min_speech=1.5, min_silence=0.2), detector) == []
+    padded = speech_regions(sound, SpeechRules(min_silence=0.2, pad=0.4), detector)
     assert padded[0][1] == padded[1][0]  # they may touch, and do not overlap
     assert padded[0][0] == pytest.approx(apart[0][0] - 0.4)
 
@@ -176,18 +212,19 @@ def test_what_is_refused(samples: Any, rules: SpeechRules | None, text: str) -> 
         (np.full(100, np.inf), r"expected finite samples, got inf at 0\.010 s"),
     ],
 )
-def test_pieces_that_are_refused(samples: Array, text: str) -> None:
-    detector = SpeechDetector()
-    detector.push(np.zeros(160, np.float32))
+def test_pieces_that_are_refused(samples: Array, text: str, detector: Path | None) -> None:
+    running = SpeechDetector(None, detector)
+    running.push(np.zeros(160, np.float32))
     with pytest.raises(AudioError, match=text):
-        detector.push(samples)
+        running.push(samples)
 
 
-def test_integers_and_files_are_sound_too(tmp_path: Path) -> None:
+def test_integers_and_files_are_sound_too(tmp_path: Path, detector: Path | None) -> None:
     """As `open_audio` reads them: integers by their full scale."""
     sound = np.round(with_pauses([babble(4.0)])[0] * 32767).astype(np.int16)
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(sound.tobytes())
-    found = speech_regions(sound / np.float32(32768))
-    assert found and found == speech_regions(sound) == speech_regions(tmp_path / "a.wav")
+    found = speech_regions(sound / np.float32(32768), vad_model=detector)
+    for same in (sound, tmp_path / "a.wav"):
+        assert found and found == speech_regions(same, vad_model=detector)

@@ -17,6 +17,7 @@ pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
 
 from tests.cli.test_cli import call, failed
+from tests.support.onnx_files import silero, written
 
 MODEL = Path(__file__).parents[1] / "data" / "whisper" / "turbo"
 ON = ("transcribe", "--model", MODEL, "--device", "cpu", "--vad", "off")
@@ -132,6 +133,40 @@ def test_silence_has_no_text(tmp_path: Path) -> None:
     assert "no speech was found" in result.stderr
 
 
+def test_silero_hears_what_its_file_says(talk: Path, tmp_path: Path) -> None:
+    """Also through a pipe; `auto` uses a file that is named, by an option or in the environment."""
+    pytest.importorskip("onnxruntime")
+    network = written(tmp_path / "silero_vad.onnx", silero())
+    on = (*ON[:-2], "--format", "json", "--timestamps", "word")
+    samples = bytes(2 * 16000 * 4) + talk.read_bytes()[44:] + bytes(2 * 16000 * 4)
+    path = write_wav(tmp_path / "late.wav", samples)
+    model = ct.load(MODEL, "cpu", task="transcribe")
+    regions = ct.audio.speech_regions(path, vad_model=network)
+    assert [round(t) for region in regions for t in region] == [4, 6]
+    expected = model.transcribe(path, regions=regions, timestamps="word").segments
+    wanted = json.loads("".join(format_transcript(expected, "json")))
+    named = {"CENTELLA_VAD_MODEL": str(network)}
+    for arguments, env in (
+        ((path, "--vad-model", network), {}), ((path,), named), ((path, "--vad", "silero"), named),
+        ((path, "--vad", "silero", "--vad-model", network), {"CENTELLA_VAD_MODEL": "none.onnx"}),
+        (("-", "--vad-model", network), {}),
+    ):  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            result = call(*on, *arguments, stdin=path.read_bytes())
+        made = json.loads(result.stdout)
+        assert made["segments"] == wanted["segments"]
+        assert made["segments"][0]["start"] >= 3.7
+
+
+def test_a_file_of_no_network_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    path = written(tmp_path / "a.onnx", silero()[:500])
+    line = failed("transcribe", "a.wav", "--model", "none", "--vad-model", path)
+    assert line.startswith(f"centella: {path}: expected Silero's ONNX file; onnxruntime: ")
+
+
 def test_a_wav_without_samples_is_named(tmp_path: Path) -> None:
     path = write_wav(tmp_path / "empty.wav", b"")
     assert failed(*ON, path, "--format", "json") == f"centella: {path}: expected samples, got none"
@@ -151,7 +186,12 @@ def test_a_language_by_its_name(talk: Path) -> None:
             "language: expected an English name or a code of en, de, fr, es; got 'klingon'",
         ),
         (("a.wav", "--language", "thai"), "a code of en, de, fr, es; got 'thai'"),
-        (("a.wav", "--vad", "loud"), "expected vad of auto, energy, off, got 'loud'"),
+        (("a.wav", "--vad", "loud"), "expected vad of auto, silero, energy, off, got 'loud'"),
+        (
+            ("a.wav", "--vad", "silero"),
+            "expected vad_model=PATH, --vad-model PATH or CENTELLA_VAD_M",
+        ),
+        (("a.wav", "--vad-model", "a.onnx"), "expected vad of auto or silero with it, got off"),
         (("a.wav", "--model", MODEL.parents[1] / "decoders" / "qwen3"), "or centella generate"),
         (("a.wav", "--raw", "int16"), "--raw: expected - among the files, got none"),
         (("a.wav", "--rate", "8000"), "--rate: expected --raw DTYPE with it, got none"),

@@ -332,7 +332,7 @@ def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
 
 def test_the_cases_cover_every_operation() -> None:
     every = [case(dtype)[0] for case in CASES.values() for dtype in (f16, bf16)]
-    assert {s[0] for ir in every for s in ir.body} >= AMPERE
+    assert {s[0] for ir in every for s in ir.body} >= AMPERE - {"grid", "grid_barrier"}  # `grids`
 
 
 @needs_ptxas

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 NOT_LOADED = tuple(
-    "wgpu cuda tokenizers safetensors gguf jinja2 huggingface_hub typer rich soundfile soxr torch "
-    "asyncio logging concurrent.futures.thread centella.lang.ptx centella.emit.wgsl "
-    "centella.emit.ptx centella.backends.cuda centella.backends.webgpu "
+    "wgpu cuda tokenizers safetensors gguf jinja2 huggingface_hub typer rich soundfile soxr "
+    "onnxruntime torch asyncio logging concurrent.futures.thread centella.lang.ptx "
+    "centella.emit.wgsl centella.emit.ptx centella.backends.cuda centella.backends.webgpu "
     "centella.ops.matmul.choice centella.ops.attention.choice centella.ops.attention.rope_choice "
     "centella.ops.attention.cluster_mma centella.tasks.text centella.tasks.sandbox".split()
 )

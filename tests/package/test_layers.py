@@ -62,6 +62,7 @@ LATE: dict[tuple[str, str], str] = {
     ("audio", "soundfile"): "extra `audio`",
     ("audio", "soxr"): "extra `audio`",
     ("audio", "av"): "extra `av`",
+    ("audio", "onnxruntime"): "extra `silero`",
     ("audio", "subprocess"): "only ffmpeg is a process, and shutil and tempfile look for it",
     ("audio", "shutil"): "as subprocess",
     ("audio", "tempfile"): "as subprocess",

@@ -119,7 +119,8 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "[Audio](audio.md) says what is read by which package.",
         "audio log_mel audio.host_log_mel audio.open_audio audio.read_audio audio.AudioStream "
         "audio.windows audio.speech_regions audio.speech_pieces audio.SpeechDetector "
-        "audio.SpeechRules audio.Segment audio.Word audio.by_word audio.format_transcript",
+        "audio.SpeechRules audio.SileroModel audio.Segment audio.Word audio.by_word "
+        "audio.format_transcript",
     ),
     (
         "Ledger",

@@ -11,7 +11,7 @@ from centella.lang.ir import INDICES, KernelIR, Statement
 
 MEETS = frozenset(  # what a kernel waits or meets by, and what makes stores visible
     "barrier cp_async_wait warpgroup_barrier async_fence mbar_wait wgmma_wait "
-    "tma_store_wait cluster_wait".split()
+    "tma_store_wait cluster_wait grid_barrier".split()
 )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella.audio import SileroModel, speech_regions
 from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
 from centella.tasks.recording import Recording, Window, joined
 from centella.tasks.speech_options import Options
@@ -20,6 +21,7 @@ from centella.tasks.transcribe import Transcriber
 from centella.tasks.transcription import Decoding, Transcription
 from centella.tasks.windows import Attempt, Thresholds, cut, cut_all, repeats
 from tests.audio.sounds import babble
+from tests.support.onnx_files import silero, written
 from tests.support.whisper_common import FOLDER, NAMES, Array, expected, long_mel
 
 RATE = 16000
@@ -183,6 +185,33 @@ def test_segments_and_the_next_window(
     assert sum(len([t for t in c.tokens if t < 100]) for c in every) == sum(t < 100 for t in tokens)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path: Path) -> None:
+    """In pieces of any size, by windows or in batches; its file is opened once or by each call."""
+    pytest.importorskip("onnxruntime")
+    model = transcriber("cpu")
+    path = written(tmp_path / "silero_vad.onnx", silero())
+    silence = np.zeros(3 * RATE + 100, np.float32)
+    samples = np.concatenate([silence, sound(2), silence, sound(4, 1), silence])
+    regions = speech_regions(samples, vad_model=path)
+    assert [round(t) for region in regions for t in region] == [3, 5, 8, 12]
+    how: dict[str, Any] = {**QUIET, "language": "de", "batch": batch, "timestamps": "word"}
+    del how["vad"]
+    expected = model.transcribe(samples, regions=regions, **how)
+    assert {w.start // 4 for w in expected.words} >= {0, 2}
+    network = SileroModel(path)
+    for named, vad in (
+        (path, "silero"),
+        (str(path), "auto"),
+        (network, "auto"),
+        (network, "silero"),
+    ):
+        pieces = np.array_split(samples, 29)
+        assert (
+            model.transcribe(pieces, vad=vad, vad_model=named, **how).segments == expected.segments
+        )
+
+
 def test_joined_regions_and_repeats() -> None:
     assert list(joined([(0, 1), (2, 3), (4, 9), (9, 10)], 5)) == [(0, 3), (4, 9), (9, 10)]
     assert repeats([1, 2, 3, 2, 3, 2, 3], 3)
@@ -243,6 +272,18 @@ def test_after_the_first_nothing_is_compiled() -> None:
         ({"batch": 0}, ShapeError, "batch: expected 1 or more, got 0"),
         ({"batch": 2.5}, DTypeError, "batch: expected a whole number, got 2.5"),
         ({"regions": [(2, 1)]}, ShapeError, "regions: expected times in order"),
+        (
+            {"vad": "silero"},
+            ShapeError,
+            "vad: silero needs its ONNX file, .* expected vad_model=PATH",
+        ),
+        (
+            {"vad": "energy", "vad_model": "a.onnx"},
+            ShapeError,
+            "vad_model: expected vad of auto or",
+        ),
+        ({"vad": "off", "vad_model": "a.onnx"}, ShapeError, "of auto or silero with it, got off"),
+        ({"vad_model": 3}, DTypeError, "expected the path of an ONNX file, got int"),
         ({"regions": [1]}, DTypeError, "regions: expected pairs of seconds"),
         ({"no_repeat_ngram": 9}, ShapeError, "no_repeat_ngram: expected 0, or 2 to 8, got 9"),
         ({"condition_on_previous_text": 1}, DTypeError, "expected True or False, got 1"),

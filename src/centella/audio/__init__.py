@@ -2,12 +2,14 @@
 
 stream      any audio as mono samples at 16 kHz, in pieces
 mel         log-mel spectrograms
+regions     where somebody speaks, by energy and spectrum or by Silero's network
 transcript  segments and words, the result of speech models
 subtitles   transcripts as text, SRT, WebVTT, TSV, JSON
 """
 
 from centella.audio.mel import host_log_mel
 from centella.audio.regions import SpeechDetector, SpeechRules, speech_pieces, speech_regions
+from centella.audio.silero import SileroModel
 from centella.audio.stream import AudioStream, open_audio, read_audio, windows
 from centella.audio.subtitles import format_transcript
 from centella.audio.transcript import Segment, Word, by_word
@@ -15,6 +17,7 @@ from centella.audio.transcript import Segment, Word, by_word
 __all__ = [
     "AudioStream",
     "Segment",
+    "SileroModel",
     "SpeechDetector",
     "SpeechRules",
     "Word",

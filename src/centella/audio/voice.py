@@ -1,4 +1,4 @@
-"""Where somebody speaks: regions of speech from energy and spectrum alone, without a model.
+"""Where somebody speaks, from energy and spectrum alone, without a model.
 
 Every 20 ms a frame of 32 ms gives the power of 20 bands and a whitened log spectrum.
 
@@ -8,7 +8,8 @@ Every 20 ms a frame of 32 ms gives the power of 20 bands and a whitened log spec
 
 Noise has no excess, because its power stays near its floor. Music has, but its partials stay where
 they are, so it is steady; those of speech glide, and hisses come between. A frame is speech
-where the excess is high and the steadiness low. `regions.py` makes regions of frames.
+where the excess is high and the steadiness low: its level is the excess, and 0 where the steadiness
+is high. `regions.py` makes regions of levels.
 
 Sources: Martin 2001 (noise floors as minima); Scheirer and Slaney 1997 (what changes in speech and
 not in music); the rest is ours, and tests/audio/test_voice.py has how well it does.
@@ -39,7 +40,70 @@ LAG = 2  # frames between two spectra that are compared: the next that shares no
 _STEADY = 20  # frames on either side that their likeness is averaged over
 _LINES = slice(3, 160)  # of the transform: 94 Hz to 5 kHz, where partials are
 _ENVELOPE = 9  # lines that the spectrum's envelope is averaged over
+_ALIKE = 0.72  # likeness of spectra from which sound is music
 CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY)  # frames that an evidence depends on
+_SECOND = RATE // STEP  # frames
+
+
+class EnergyLevels:
+    """How far above the noise each frame is, of what is not steady; frames are 20 ms apart.
+
+    Attributes:
+        per_second: how many frames a second has.
+        threshold: the excess at which speech begins, where the rules name none; noise alone has
+            0.11 +- 0.02.
+    """
+
+    per_second: float = _SECOND
+    threshold: float = 0.28
+
+    def __init__(self) -> None:
+        self._samples = np.zeros(FRAME // 2, np.float32)  # the first frame is around sample 0
+        self._fine = np.zeros((LAG, 0), np.float32)
+        self._bands = np.zeros((0, BANDS), np.float32)
+        self._alike = np.zeros(0, np.float32)
+        self._judged = 0  # rows of these that have been judged, and stay as context
+
+    def push(self, samples: Array) -> list[float]:
+        """Levels of the frames whose context more samples [n] complete; a second's at least."""
+        self._take(samples)
+        ready = len(self._bands) - CONTEXT - self._judged
+        return self._judge(ready) if ready >= _SECOND else []
+
+    def finish(self) -> list[float]:
+        """Levels of the other frames, around every sample there is."""
+        self._take(np.zeros(FRAME // 2, np.float32))
+        return self._judge(len(self._bands) - self._judged)
+
+    def _take(self, samples: Array) -> None:
+        """Frames of what is there, and what of the samples the next one needs."""
+        self._samples = np.concatenate([self._samples, samples])
+        count = (len(self._samples) - FRAME) // STEP + 1
+        for first in range(0, max(count, 0), 8 * _SECOND):
+            part = self._samples[
+                first * STEP : min(first + 8 * _SECOND, count) * STEP + FRAME - STEP
+            ]
+            self._look(np.lib.stride_tricks.sliding_window_view(part, FRAME)[::STEP])
+        self._samples = self._samples[max(count, 0) * STEP :]
+
+    def _look(self, frames: Array) -> None:
+        bands, fine = spectra(frames)
+        if not self._fine.size:
+            self._fine = np.zeros((LAG, fine.shape[1]), np.float32)
+        fine = np.concatenate([self._fine, fine])
+        self._bands = np.concatenate([self._bands, bands])
+        self._alike = np.concatenate([self._alike, likeness(fine)])
+        self._fine = fine[-LAG:]
+
+    def _judge(self, count: int) -> list[float]:
+        """Levels of the next frames, whose context is there or does not exist."""
+        excess, steadiness = evidence(self._bands, self._alike)
+        chosen = slice(self._judged, self._judged + count)
+        levels = np.where(steadiness < _ALIKE, excess, 0.0)[chosen]
+        dropped = max(chosen.stop - CONTEXT, 0)
+        self._bands, self._alike = self._bands[dropped:], self._alike[dropped:]
+        self._judged = chosen.stop - dropped
+        return [float(level) for level in levels]
 
 
 @lru_cache(maxsize=1)

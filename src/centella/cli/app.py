@@ -89,6 +89,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         ("centella transcribe talk.mp3 --model models/whisper",
          "centella transcribe *.wav --model models/whisper --format srt --output .",
          "centella transcribe a.m4a --model models/whisper --timestamps word",
+         "centella transcribe a.wav --model models/whisper --vad-model silero.onnx",
          "arecord -r 16000 | centella transcribe - --model models/whisper"),
     ),
     "kernels": (

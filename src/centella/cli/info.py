@@ -21,6 +21,7 @@ EXTRAS = {
     "models": ("tokenizers", "huggingface_hub", "jinja2"),
     "audio": ("soundfile", "soxr"),
     "av": ("av",),
+    "silero": ("onnxruntime",),
     "cli": ("typer", "rich"),
     "arrow": ("pyarrow",),
     "cuda": ("cuda-core", "cuda-bindings"),

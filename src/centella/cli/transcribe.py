@@ -25,7 +25,7 @@ from centella.errors import CentellaError
 from centella.host.files import replaced
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
-from centella.tasks.speech_options import Options
+from centella.tasks.speech_options import Options, vad_network
 from centella.tasks.transcribe import Transcriber
 from centella.tasks.transcription import Transcription
 
@@ -66,7 +66,12 @@ Batch = Annotated[
     typer.Option(min=1, metavar="N", help="Windows at once, which then know no text before them."),
 ]
 Vad = Annotated[
-    str, typer.Option(metavar="V", help="What finds speech: auto, energy; off: all is heard.")
+    str,
+    typer.Option(metavar="V", help="What finds speech: auto, silero, energy; off: all is heard."),
+]
+VadModel = Annotated[
+    str | None,
+    typer.Option(metavar="F", help="Your file silero_vad.onnx; auto uses it, where named."),
 ]
 Prompt = Annotated[str | None, typer.Option(metavar="S", help="Text taken to come before.")]
 Hotwords = Annotated[str | None, typer.Option(metavar="S", help="Words to expect.")]
@@ -108,6 +113,7 @@ def run(
     beam: Beam = 1,
     batch: Batch = None,
     vad: Vad = "auto",
+    vad_model: VadModel = None,
     prompt: Prompt = None,
     hotwords: Hotwords = None,
     raw: Raw = None,
@@ -129,10 +135,11 @@ def run(
     if not model:
         raise CentellaError("transcribe: --model DIR: expected a model folder or a repository")
     _expect_together(files, form.value, output, raw, rate)
+    network = vad_network("transcribe", vad, vad_model)
     transcriber = load(model, device, dtype.value, task="transcribe", quantize=quantize)
     options = {
         "language": language, "task": task, "timestamps": timestamps.value, "beam": beam,
-        "batch": batch, "vad": vad, "prompt": prompt, "hotwords": hotwords,
+        "batch": batch, "vad": vad, "vad_model": network, "prompt": prompt, "hotwords": hotwords,
     }  # fmt: skip
     Options.of("transcribe", options, transcriber.config.vocabulary)
     several = len(files) > 1 and output is None

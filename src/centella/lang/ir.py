@@ -41,6 +41,8 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     cp_async_commit()  cp_async_wait()   attr: groups that may still be on their way
     fetch_lines()      attr: (argument index, bytes that its loads bring to L2)
     resident()         attr: groups that a multiprocessor shall have registers for
+    grid()             groups that run at a time, which take those of the launch in turn
+    grid_barrier()     where the threads of all groups that run meet
 
 Of PTX for sm_90 and later alone; r is the rank of a group in its cluster:
 
@@ -52,7 +54,6 @@ Of PTX for sm_90 and later alone; r is the rank of a group in its cluster:
 
 Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
 
-    grid()             groups that run at a time, which take those of the launch in turn
     warpgroup()        which 128 threads of the group these are
     mbar_init(b)       attr: (shared array index, arrivals)      mbar_fence()
     mbar_arrive(b) mbar_expect(b, bytes) mbar_wait(b, parity)    attr: shared array index
@@ -91,14 +92,14 @@ CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
 FRAGMENT_WRITES = frozenset("fragment_fill fragment_set ldmatrix mma wgmma wgmma_held".split())
 COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
 HOPPER = frozenset(
-    "grid warpgroup mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait tma_load "
+    "warpgroup mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait tma_load "
     "tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma wgmma_held "
     "wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier".split()
 )
 CLUSTER = frozenset({"cluster", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_load"})
 FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8"}
-AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines"}
+AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines", "grid", "grid_barrier"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
 ATOMICS = "add min max and or xor exchange compare_exchange".split()
 GLOBAL_ATOMICS = frozenset(f"atomic_{name}" for name in ATOMICS)
@@ -109,8 +110,8 @@ EFFECTS = (
     | SHARED_ATOMICS
     | FRAGMENT_WRITES
     | COPIES
-    | ((FROM_90 | HOPPER) - {"grid", "warpgroup", "cluster_rank"})
-    | {"resident", "fetch_lines"}
+    | ((FROM_90 | HOPPER) - {"warpgroup", "cluster_rank"})
+    | {"resident", "fetch_lines", "grid_barrier"}
 )
 GLOBAL = frozenset({"load", "load4", "store", "store4"}) | GLOBAL_ATOMICS
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"}) | SHARED_ATOMICS
@@ -260,8 +261,13 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def resident(self) -> bool:
-        """True when groups take the launch's in turn: no more run than a device holds at a time."""
-        return bool(self.first(frozenset({"grid"})))
+        """True when a launch has no more groups than the device holds at a time."""
+        return bool(self.first(frozenset({"grid", "grid_barrier"})))
+
+    @cached_property
+    def meets(self) -> bool:
+        """True when all groups of a launch meet, so that they have to run together."""
+        return bool(self.first(frozenset({"grid_barrier"})))
 
     @cached_property
     def cluster(self) -> int:

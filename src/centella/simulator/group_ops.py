@@ -7,6 +7,7 @@ import numpy as np
 from centella.lang.arithmetic import REDUCE
 from centella.lang.ir import SUBGROUP
 from centella.simulator.machine import Capability, Machine
+from centella.simulator.race_check import Buffer
 
 WARP = 32
 WARPGROUP = 128
@@ -78,7 +79,25 @@ def _shuffle(machine: Machine, index: int) -> None:
     machine.values[index] = np.broadcast_to(machine.values[args[0]], machine.shape)[:, partner]
 
 
+def _meet_all(machine: Machine, index: int) -> None:
+    """All threads of all groups that run come here."""
+    everywhere = np.broadcast_to(machine.active, machine.shape)
+    if machine.check and not everywhere.all():
+        _, thread = machine.first_of(machine.active)
+        text = f"grid_barrier reached by {int(everywhere.sum())} of {everywhere.size} threads"
+        raise machine.fault(index, thread, text)
+    machine.epoch = machine.epoch + 1
+    for region in machine.memory["global"]:
+        if isinstance(region.race_check, Buffer):
+            region.race_check.meet()
+
+
 GROUP_OPS = Capability(
     dict.fromkeys(REDUCE, _reduce)
-    | {"barrier": meet, "shuffle_xor": _shuffle, "workgroup_uniform": _broadcast}
+    | {
+        "barrier": meet,
+        "grid_barrier": _meet_all,
+        "shuffle_xor": _shuffle,
+        "workgroup_uniform": _broadcast,
+    }
 )

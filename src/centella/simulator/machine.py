@@ -20,7 +20,7 @@ from centella.lang.ir import FROM_90, HOPPER, OPENS, SUBGROUP
 from centella.simulator.launch import LEAVES, Launch, Region
 from centella.simulator.race_check import Ids, Mask, RaceCheck
 
-COLLECTIVE = frozenset({"barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (
+COLLECTIVE = frozenset({"barrier", "grid_barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (
     (SUBGROUP | FROM_90 | HOPPER) - LEAVES
 )
 MOST_ITERATIONS = 1 << 20

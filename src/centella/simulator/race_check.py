@@ -167,6 +167,12 @@ class Buffer(RaceCheck):
             _join(self._read_group, words, threads // self.workgroup, self._read_group[words])
         return fault
 
+    def meet(self) -> None:
+        """All groups meet: what was accessed before is ordered before what comes."""
+        for table in (self._writer, self._reader, self._read_group):
+            table.fill(NOBODY)
+        self._changes = None
+
     def _apart(self, who: Ids, threads: Ids) -> Mask:
         """Whether these are threads of another group."""
         apart: Mask = who // self.workgroup != threads // self.workgroup
@@ -194,4 +200,4 @@ def _join(table: Ids, words: Ids, who: Ids, before: Ids) -> None:
 
 
 def _why(apart: np.bool_) -> str:
-    return "; groups never meet in a launch" if apart else " with no barrier between"
+    return "; groups do not meet in between" if apart else " with no barrier between"

@@ -67,7 +67,7 @@ def simulate(
             none of an Out, all of any other.
         fused: whether `fma` rounds once (nearly: through float64) or twice.
         resident: groups that run at a time, of a kernel that asks for it (`ptx.grid()`); 0: half
-            of them, so that they take turns.
+            of them, so that they take turns. Groups that meet run all at once.
 
     Returns:
         Which words were written; nothing for `check=False`.
@@ -88,7 +88,7 @@ def simulate(
         if text := tensor_map.refused(words, ir.args[tensor_map.argument].dtype.itemsize):
             raise SimulationError(f"kernel {ir.name!r}: {text}")
     together = groups
-    if ir.resident:
+    if ir.resident and not ir.meets:
         some = resident or -(-groups // 2)
         together = min(groups, -(-some // ir.cluster) * ir.cluster)
     regions = regions_of(ir, buffers, initialised, check)
@@ -98,6 +98,7 @@ def simulate(
             subgroup=subgroup, fused=fused,
         )  # fmt: skip
         step = ir.cluster if launch.group_by_group else _groups_at_once(ir)
+        step = together if ir.meets else step
         for first in range(0, together, step):
             checkpoint(GRACE)
             _run_groups(launch, first, min(step, together - first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, TypedDict
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
+from centella.audio.regions import SpeechDetector, VadModel
+from centella.audio.silero import SileroModel
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks.languages import CODES
 from centella.tasks.rules import LONGEST, Vocabulary
@@ -20,7 +23,8 @@ from centella.weights.model_files import read_json, show
 
 TASKS = ("transcribe", "translate")
 TIMES = ("none", "segment", "word")
-DETECTORS = ("auto", "energy", "off")
+DETECTORS = ("auto", "silero", "energy", "off")
+VAD_MODEL = "CENTELLA_VAD_MODEL"  # the variable that names the file where no argument does
 SHOWN = 12  # codes of languages that an error names
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Regions = Sequence[tuple[float, float]]
@@ -46,6 +50,7 @@ class TranscribeArgs(TypedDict, total=False):
     batch: int | None
     beam: int
     vad: str
+    vad_model: VadModel | None
     regions: Regions | None
 
 
@@ -73,7 +78,11 @@ class Options(Struct, frozen=True):
         batch: windows at once. 1: one after the other, each from the last timestamp of the previous
             one. None: 8 for audio that is longer than a window and has regions, else 1.
         beam: number of beams at temperature 0; 1: greedy decoding.
-        vad: voice activity detection: "auto" or "energy"; "off": everything is transcribed.
+        vad: voice activity detection: "silero", by its network; "energy", by energy and spectrum;
+            "auto": the network if a file of it is named, else "energy"; "off": everything is
+            transcribed.
+        vad_model: Silero's network or the path of its ONNX file; None: the file that the
+            environment variable `CENTELLA_VAD_MODEL` names, if any.
         regions: (start, end) of speech in seconds, in order; the rest is not transcribed.
     """
 
@@ -94,6 +103,7 @@ class Options(Struct, frozen=True):
     batch: int | None = None
     beam: int = 1
     vad: str = "auto"
+    vad_model: VadModel | None = None
     regions: tuple[tuple[float, float], ...] | None = None
 
     @property
@@ -103,6 +113,10 @@ class Options(Struct, frozen=True):
             self.compression_ratio_threshold, self.logprob_threshold, self.no_speech_threshold
         )
 
+    def detector(self) -> SpeechDetector | None:
+        """What finds the regions of a recording; None: nothing does."""
+        return None if self.vad == "off" else SpeechDetector(vad_model=self.vad_model)
+
     @classmethod
     def of(cls, op: str, values: Mapping[str, Any], vocabulary: Vocabulary) -> Options:
         """The options that arguments set, each checked.
@@ -110,6 +124,7 @@ class Options(Struct, frozen=True):
         Raises:
             ShapeError: a value out of its range, or a language or task that the model has not.
             DTypeError: a value of another type. TypeError: an unknown name.
+            WeightsError, MissingExtraError: as `vad_network`.
         """
         known = {field.name for field in fields(cls)}
         unknown = min(set(values) - known, default=None)
@@ -123,12 +138,39 @@ class Options(Struct, frozen=True):
             options = replace(options, **{name: checked})
         one_of(op, "task", options.task, TASKS)
         one_of(op, "timestamps", options.timestamps, TIMES)
-        one_of(op, "vad", options.vad, DETECTORS)
+        options = replace(options, vad_model=vad_network(op, options.vad, options.vad_model))
         if options.task != "transcribe" and options.task not in vocabulary.tasks:
             raise ShapeError(f"{op}: task: expected transcribe, got {options.task}; {_ENGLISH}")
         if options.language is not None:
             options = replace(options, language=_language(op, options.language, vocabulary))
         return options
+
+
+def vad_network(op: str, vad: str, named: VadModel | None) -> SileroModel | None:
+    """The network that finds regions of speech, opened; None: energy and spectrum do, or nothing.
+
+    Args:
+        vad: one of `DETECTORS`.
+        named: the network or its file; None: the file that `CENTELLA_VAD_MODEL` names.
+
+    Raises:
+        ShapeError: another `vad`, a file where none is read, none where one is needed.
+        WeightsError, DTypeError, MissingExtraError: as `SileroModel`.
+    """
+    one_of(op, "vad", vad, DETECTORS)
+    if vad in ("energy", "off"):
+        if named is not None:
+            raise ShapeError(f"{op}: vad_model: expected vad of auto or silero with it, got {vad}")
+        return None
+    file = named if named is not None else os.environ.get(VAD_MODEL) or None
+    if file is None:
+        if vad == "silero":
+            raise ShapeError(
+                f"{op}: vad: silero needs its ONNX file, which centella does not bring: expected "
+                f"vad_model=PATH, --vad-model PATH or {VAD_MODEL}=PATH, got none"
+            )
+        return None
+    return file if isinstance(file, SileroModel) else SileroModel(file)
 
 
 _ENGLISH = "the model has English alone"
@@ -160,6 +202,10 @@ def _flag(op: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise DTypeError(f"{op}: {name}: expected True or False, got {show(value)}")
     return value
+
+
+def _as_it_is(op: str, name: str, value: Any) -> Any:
+    return value  # who opens it says what it is not
 
 
 def _number(op: str, name: str, value: Any) -> float | None:
@@ -220,7 +266,7 @@ _CHECKS: dict[str, Any] = {
     "condition_on_previous_text": _flag, "temperature": _temperatures, "regions": _regions,
     "no_repeat_ngram": _whole(2, LONGEST, off=True), "max_repeats": _whole(2, 1000, off=True),
     "seed": _whole(0, 0x7FFFFFFF), "batch": _count, "beam": _whole(1, 16),
-    "max_new_tokens": _count,
+    "max_new_tokens": _count, "vad_model": _as_it_is,
 }  # fmt: skip
 
 

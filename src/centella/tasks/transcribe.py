@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from centella.audio.log_mel import log_mel
 from centella.audio.mel import RATE
-from centella.audio.regions import SpeechDetector
 from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
 from centella.host.forks import lock_of
@@ -129,7 +128,8 @@ class Transcriber:
         Raises:
             AudioError: what is no audio; names the file.
             ShapeError, DTypeError: an option that cannot be, a language that it does not know.
-            WeightsError: the model's folder has no tokenizer.
+            WeightsError: the model's folder has no tokenizer; a `vad_model` that is none.
+            MissingExtraError: what reads the audio or runs `vad_model` is not installed.
         """
         with self.stream(audio, rate=rate, progress=progress, **options) as running:
             segments = tuple(running)
@@ -146,8 +146,7 @@ class Transcriber:
         chosen = Options.of("transcribe", options, self.config.vocabulary)
         self.tokenizer  # noqa: B018  # raises now where there is none
         stream = open_audio(audio, rate=rate)
-        detector = None if chosen.vad == "off" else SpeechDetector()
-        recording = Recording(stream, self.model.config.frames, chosen.regions, detector)
+        recording = Recording(stream, self.model.config.frames, chosen.regions, chosen.detector())
         return Transcription(self, recording, chosen, progress)
 
     def warm(self) -> None:

@@ -35,12 +35,14 @@ class Pipeline(NamedTuple):
 
     Attributes:
         most: blocks of a launch at most, which take its groups in turn; 0: one for each group.
+        meets: its blocks wait for each other, so that all of them begin, or none.
     """
 
     function: Any
     threads: int
     dynamic: int
     most: int
+    meets: bool
 
 
 class CudaBackend(CudaMemory):
@@ -83,7 +85,7 @@ class CudaBackend(CudaMemory):
                     dynamic,
                 ))  # fmt: skip
             most = self._most_blocks(function, program, dynamic) if program.ir.resident else 0
-        return Pipeline(function, program.ir.workgroup, dynamic, most)
+        return Pipeline(function, program.ir.workgroup, dynamic, most, program.ir.meets)
 
     def _most_blocks(self, function: Any, program: Program, dynamic: int) -> int:
         """Blocks of a kernel that the device holds at a time: whole clusters."""
@@ -178,13 +180,20 @@ class CudaBackend(CudaMemory):
         blob = np.frombuffer(structs, np.uint8)
         pointers = np.array(places, np.uint64) + np.uint64(blob.ctypes.data)
         first = pointers.ctypes.data
-        launch = partial(_overlapping, _overlap()) if overlap else driver.cuLaunchKernel
+        alone, together = driver.cuLaunchKernel, partial(_configured, _together())
+        if overlap:
+            alone = partial(_configured, _overlap())
         ok = driver.CUresult.CUDA_SUCCESS
         for position, bound in enumerate(work.launches):
-            function, threads, dynamic, most = bound.pipeline
+            function, threads, dynamic, most, meets = bound.pipeline
+            if meets and bound.groups > most:
+                raise DeviceError(
+                    f"{bound.program.name}: its {bound.groups} groups wait for each other, and "
+                    f"the device holds {most} at a time"
+                )
             if stamps is not None:
                 stamps.record(2 * position, stream)
-            status = launch(
+            status = (together if meets else alone)(
                 function, min(bound.groups, most or bound.groups), 1, 1, threads, 1, 1, dynamic,
                 stream,
                 first + 8 * position, 0,
@@ -246,16 +255,28 @@ def _addresses(number: int) -> struct.Struct:
 
 def _overlap() -> Any:
     """A launch's configuration that lets it begin before what the stream had last has ended."""
-    attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
-    of = driver.CUlaunchAttributeID
-    attribute.id = of.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
+    return _configuration(attribute)
+
+
+def _together() -> Any:
+    """A launch's configuration that lets all of its blocks begin together, or none."""
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    attribute.value.cooperative = 1
+    return _configuration(attribute)
+
+
+def _configuration(attribute: Any) -> Any:
+    config = driver.CUlaunchConfig()
     config.attrs, config.numAttrs = [attribute], 1
     config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
     return config
 
 
-def _overlapping(config: Any, function: Any, *launch: Any) -> Any:
+def _configured(config: Any, function: Any, *launch: Any) -> Any:
     """`cuLaunchKernel` with this configuration."""
     config.gridDimX, _, _, config.blockDimX, _, _, config.sharedMemBytes, stream, *rest = launch
     config.hStream = stream

@@ -10,6 +10,7 @@ from centella.emit.ptx.tables import SIGNED
 from centella.emit.ptx.writer import Block, Rule, Writer
 from centella.lang.ir import Statement
 
+COUNTER = "$arrived"  # of the module, zero when it is loaded: groups that came to grid barriers
 ROOM = 20  # values moved before a loop at most: past 22, small GEMM tiles spill on Blackwell
 
 
@@ -70,6 +71,31 @@ def _end(w: Writer, i: int, statement: Statement) -> None:
     w.close()
 
 
+def _grid_barrier(w: Writer, i: int, statement: Statement) -> None:
+    """One thread of each group adds to the kernel's counter, and waits until its top bit turns.
+
+    What all groups add is 2^31: the first of them what the others leave of it.
+    """
+    thread, number, group, first = w.new("%r"), w.new("%r"), w.new("%r"), w.new("%p")
+    others, step, before, now = w.new("%p"), w.new("%r"), w.new("%r"), w.new("%r")
+    for line in (
+        "bar.sync 0;", f"mov.u32 {thread}, %tid.x;", f"setp.ne.u32 {others}, {thread}, 0;",
+        f"@{others} bra L{i}_met;", f"mov.u32 {number}, %nctaid.x;", f"mov.u32 {group}, %ctaid.x;",
+        f"sub.u32 {step}, 0x80000001, {number};", f"setp.eq.u32 {first}, {group}, 0;",
+        f"selp.u32 {step}, {step}, 1, {first};",
+        f"atom.acq_rel.gpu.global.add.u32 {before}, [{COUNTER}], {step};",
+    ):  # fmt: skip
+        w.emit(line)
+    w.label(f"L{i}_wait:")
+    for line in (
+        f"ld.acquire.gpu.global.u32 {now}, [{COUNTER}];", f"xor.b32 {now}, {now}, {before};",
+        f"setp.lt.s32 {others}, {now}, 0;", f"@!{others} bra L{i}_wait;",
+    ):  # fmt: skip
+        w.emit(line)
+    w.label(f"L{i}_met:")
+    w.emit("bar.sync 0;")
+
+
 def _break_if(w: Writer, i: int, statement: Statement) -> None:
     opening = next(b.opening for b in reversed(w.blocks) if b.kind in ("for", "loop"))
     w.emit(f"@{w.values[statement[2][0]]} bra L{opening}_end;")
@@ -77,5 +103,5 @@ def _break_if(w: Writer, i: int, statement: Statement) -> None:
 
 RULES: dict[str, Rule] = {
     "var": _assign, "set": _assign, "get": _get, "if": _branch, "else": _otherwise, "for": _loop,
-    "loop": _loop, "end": _end, "break_if": _break_if,
+    "loop": _loop, "end": _end, "break_if": _break_if, "grid_barrier": _grid_barrier,
 }  # fmt: skip  # a table

@@ -85,6 +85,8 @@ def _head(w: Writer) -> list[str]:
     if w.shared.dynamic:
         lines += [f"// {w.shared.size} bytes of dynamic shared memory"]
         lines += [f".extern .shared .align {w.shared.align} .b8 $smem[];", ""]
+    if ir.meets:
+        lines += [f".global .align 4 .u32 {control.COUNTER};", ""]
     lines += [f"// {name}({arguments}), groups, {len(ir.params)} launch parameters"]
     align = 64 if ir.maps else 8
     lines += [f".visible .entry {name}(", f"  .param .align {align} .b8 params[{w.params.size}]"]

@@ -23,6 +23,7 @@ from centella.lang.ptx.clusters import (
     cluster_size,
     cluster_wait,
 )
+from centella.lang.ptx.grids import grid, grid_barrier
 from centella.lang.ptx.intrinsics import (
     cp_async,
     cp_async_commit,
@@ -38,7 +39,6 @@ from centella.lang.ptx.intrinsics import (
 )
 from centella.lang.ptx.tiles import Fragment, SharedTile
 from centella.lang.ptx.warpgroups import (
-    grid,
     role,
     warpgroup,
     warpgroup_barrier,
@@ -52,8 +52,8 @@ from centella.lang.ptx.warpgroups import (
 __all__ = [
     "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "cluster", "cluster_arrive",
     "cluster_load", "cluster_rank", "cluster_size", "cluster_wait", "cp_async", "cp_async_commit",
-    "cp_async_wait", "fetch_lines", "grid", "init_fence", "launch_dependents", "ldmatrix",
-    "max_pairs", "mma_sync", "resident", "role", "stmatrix", "tma_load", "tma_store",
+    "cp_async_wait", "fetch_lines", "grid", "grid_barrier", "init_fence", "launch_dependents",
+    "ldmatrix", "max_pairs", "mma_sync", "resident", "role", "stmatrix", "tma_load", "tma_store",
     "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier", "wgmma", "wgmma_commit",
     "wgmma_fence", "wgmma_held", "wgmma_wait", "widen_i8",
 ]  # fmt: skip  # a table

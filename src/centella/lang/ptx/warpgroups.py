@@ -19,15 +19,6 @@ WARPGROUP = 128  # threads
 DEPTH = 16  # k of one product
 
 
-def grid() -> Expr:
-    """How many groups run at a time, u32, uniform: those of the launch are theirs in turn.
-
-    A kernel that asks is launched with no more groups than the device holds at once; its groups
-    take `lang.group_id()`, `lang.group_id() + ptx.grid()` and so on below `lang.num_groups()`.
-    """
-    return current().pure("grid", "u32")
-
-
 def warpgroup() -> Expr:
     """Which 128 threads of the group these are, u32; in a role it counts as uniform.
 

@@ -344,7 +344,7 @@ def attention(
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal))
     attrs |= score_attrs("attention", q.shape[-1], scale, window, softcap)
     if starts is None and attrs.get("window", 0) >= max(q.shape[2], keys):
-        del attrs["window"]  # all is within it
+        attrs.pop("window", None)  # all is within it
     size = v.shape[3]
     if size != q.shape[3]:
         most = max(size, q.shape[3])

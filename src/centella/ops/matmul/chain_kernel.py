@@ -1,0 +1,429 @@
+"""The kernels of `linear_chain`: one launch whose groups meet between the links, or the products.
+
+Resident: a group a multiprocessor, which stays. Each link's outputs are spread over the groups, a
+group's over its warps: `split` warps share a row of the weight, each thread of them has the same
+columns of every row, and keeps x there in registers. Sums of a row are added up by shuffles, then
+over its warps in shared memory; then the group's threads store outputs, and all groups meet.
+
+Weights never wait for that. Copies of them (`cp.async`) run ahead of the products by a ring in
+shared memory, across links: while the groups meet, the next link's weights arrive. A thread reads
+what it copied itself, so the ring needs no barrier. What is under way hides the meeting as long as
+memory takes less than the ring's bytes for it: 132 rings of 200 KB are 6 us of an H200's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from centella import lang
+from centella.dtypes import bf16, f16, f32, u32
+from centella.emit.program import Call, Kernel, Ref
+from centella.op.form import Form
+from centella.op.op import Lowered
+from centella.op.variant import Variant, choose
+from centella.ops.elementwise import ACTIVATIONS, OPS
+from centella.ops.kernel_params import face
+from centella.ops.layout import flat
+from centella.ops.matmul.chain import GIVEN, ChainAttrs, Link, parted, results, shapes
+from centella.ops.matmul.normed import NORMED
+from centella.ops.matmul.op import LINEAR
+from centella.ops.matmul.problem import aligned
+from centella.ops.operands import KERNEL
+from centella.specs import Caps, Spec, make_spec
+
+WARP = 32
+CHUNK = 8  # weights of a copy
+MOST_CHUNKS = 5  # of a row, a thread: what it keeps of x takes 8 registers each
+WARPS = 16  # of a group
+LEAST_RING = 3  # rows of a ring
+NEVER = 0xFFFFFFFF
+BESIDE = 1 << 10  # bytes of shared memory for squares, and to spare
+
+
+class LinkTile(Struct, frozen=True):
+    """How a group computes a link.
+
+    Attributes:
+        split: warps that share a row; chunks: of a row, a thread.
+        whole: whether all threads have so many.
+    """
+
+    split: int
+    chunks: int
+    whole: bool
+
+
+class ChainTile(Struct, frozen=True):
+    """Groups of a launch, warps of a group, rows in the ring of each thread, and the links.
+
+    Attributes:
+        parts: sums of a group that lie in shared memory at a time.
+    """
+
+    groups: int
+    warps: int
+    ring: int
+    links: tuple[LinkTile, ...]
+    parts: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.warps * WARP
+
+    @property
+    def chunks(self) -> int:
+        """Of a row of the ring, a thread."""
+        return max(link.chunks for link in self.links)
+
+
+class _Share:
+    """A group's part of a link: whole words of outputs, the rows of the weight that they need."""
+
+    def __init__(self, number: int, link: Link, tile: LinkTile, warps: int, per_word: int) -> None:
+        self.number, self.link, self.tile, self.per_word = number, link, tile, per_word
+        self.k = lang.parameter(f"k{number}", u32)
+        self.pitch = lang.parameter(f"ldw{number}", u32)
+        self.outputs = lang.parameter(f"n{number}", u32)
+        words, groups = self.outputs // per_word, lang.num_groups()
+        self.first = words * lang.group_id() // groups * per_word
+        self.count = words * (lang.group_id() + 1) // groups * per_word - self.first
+        self.rows = self.count * (2 if link.gate else 1)
+        self.across = warps // tile.split  # rows at a time
+        self.steps = (self.rows + (self.across - 1)) // self.across
+        warp = lang.local_id() // WARP
+        self.part, self.own = warp % tile.split, warp // tile.split
+
+    def row(self, step: Any) -> Any:
+        """Which of the group's rows this warp has, of those at a time."""
+        return step * self.across + self.own
+
+    def column(self, chunk: int) -> Any:
+        """The first column of a chunk of this thread."""
+        lane = lang.local_id() % WARP
+        return ((self.part + chunk * self.tile.split) * WARP + lane) * CHUNK
+
+    def start(self, row: Any) -> Any:
+        """Where a row of the group begins in the weight."""
+        inside = lang.minimum(row, self.rows - 1)
+        if not self.link.gate:
+            return (self.first + inside) * self.pitch
+        return (self.first + inside // 2 + inside % 2 * self.outputs) * self.pitch
+
+
+class _Ring:
+    """Rows of the weights of all links, one after the other, on their way to shared memory."""
+
+    def __init__(self, tile: ChainTile, shares: Sequence[_Share], weights: Sequence[Any]) -> None:
+        self._tile, self._shares, self._weights = tile, shares, weights
+        shape = (tile.ring * tile.chunks, tile.threads, CHUNK)
+        self._memory = lang.ptx.SharedTile(weights[0].dtype, shape, 0)
+        self._link, self._step = (lang.var(lang.const(0, u32), uniform=True) for _ in "ls")
+        self._in, self._out = (lang.var(lang.const(0, u32), uniform=True) for _ in "io")
+        self._left = lang.var(shares[0].steps, uniform=True)  # of the link
+        self._go_on()
+        for _ in lang.range(lang.const(tile.ring, u32)):
+            self.send()
+
+    def send(self) -> None:
+        """Start the copies of the next row; none where there is no more."""
+        link, step, slot = self._link.get(), self._step.get(), self._in.get()
+        for share, weight in zip(self._shares, self._weights, strict=True):
+            with lang.if_(link == share.number):
+                row = share.row(step)
+                start, inside = share.start(row), row < share.rows
+                for c in range(share.tile.chunks):
+                    column, wanted = share.column(c), inside
+                    if not share.tile.whole:
+                        wanted = wanted & (column < share.k)
+                        column = lang.minimum(column, share.k - CHUNK)
+                    size = lang.select(wanted, lang.const(16, u32), lang.const(0, u32))
+                    lang.ptx.cp_async(
+                        self._memory, self._chunk(slot, c), weight, start + column, size=size
+                    )
+        lang.ptx.cp_async_commit()
+        self._step.set(step + 1)
+        self._left.set(self._left.get() - 1)
+        self._go_on()
+        self._in.set(self._next(slot))
+
+    def _go_on(self) -> None:
+        """At the end of a link go on to the next one that has rows for this group."""
+        with lang.if_(self._left.get() == 0):
+            for number, after in enumerate((*self._shares[1:], None), 1):
+                with lang.if_((self._link.get() == number - 1) & (self._left.get() == 0)):
+                    self._link.set(lang.const(number, u32))
+                    self._step.set(lang.const(0, u32))
+                    self._left.set(lang.const(NEVER, u32) if after is None else after.steps)
+
+    def _next(self, slot: Any) -> Any:
+        return lang.select(slot + 1 == self._tile.ring, lang.const(0, u32), slot + 1)
+
+    def _chunk(self, slot: Any, c: int) -> Any:
+        return self._memory.chunk(lang.local_id(), 0, slot * self._tile.chunks + c)
+
+    def receive(self, weight: Any, chunks: int) -> list[list[Any]]:
+        """This thread's values of the next row."""
+        lang.ptx.cp_async_wait(self._tile.ring - 1)
+        slot = self._out.get()
+        words = [self._memory.memory.load_chunk(self._chunk(slot, c)) for c in range(chunks)]
+        self._out.set(self._next(slot))
+        return [weight.unpack(w) for w in words]
+
+
+def _resident(*, tile: ChainTile, links: tuple[Link, ...], x: Any, **named: Any) -> None:
+    lang.ptx.resident(1)
+    weights = [named[f"w{i}"] for i in range(len(links))]
+    shares = [
+        _Share(
+            i, link, at, tile.warps, named[f"out{i}"].dtype.per_word if f"out{i}" in named else 1
+        )
+        for i, (link, at) in enumerate(zip(links, tile.links, strict=True))
+    ]
+    parts, squares = lang.shared(f32, tile.parts), lang.shared(f32, tile.warps)
+    ring = _Ring(tile, shares, weights)
+    for i, share in enumerate(shares):
+        norms = _columns(named[f"norm{i}"], share) if f"norm{i}" in named else None
+        if i:
+            lang.ptx.grid_barrier()
+        values = _columns(named[f"y{i - 1}"] if i else x, share)
+        if norms is not None:
+            _add_squares(values, squares)
+            values = [[v * n for v, n in zip(*own, strict=True)]
+                      for own in zip(values, norms, strict=True)]  # fmt: skip
+        for step in lang.range(share.steps):
+            rows = ring.receive(weights[i], share.tile.chunks)
+            total = _dot(rows, values)
+            ring.send()
+            total = _across(total)
+            row = share.row(step)
+            with lang.if_((lang.local_id() % WARP == 0) & (row < share.rows)):
+                parts[row * share.tile.split + share.part] = total
+        lang.barrier()
+        _store(parts, squares, share, named)
+
+
+def _columns(source: Any, share: _Share) -> list[list[Any]]:
+    """This thread's columns of a vector, by chunks; those past the end are 0."""
+    values = []
+    for c in range(share.tile.chunks):
+        column = share.column(c)
+        at = column if share.tile.whole else lang.minimum(column, share.k - CHUNK)
+        own = [v for j in range(0, CHUNK, source.dtype.per_chunk) for v in source.load(at + j)]
+        if not share.tile.whole:
+            own = [lang.select(column < share.k, v, 0.0) for v in own]
+        values.append(own)
+    return values
+
+
+def _add_squares(values: list[list[Any]], squares: Any) -> None:
+    """The sum of squares of each warp's columns, in shared memory."""
+    total = _across(_dot(values, values))
+    with lang.if_(lang.local_id() % WARP == 0):
+        squares[lang.local_id() // WARP] = total
+
+
+def _across(value: Any) -> Any:
+    """The sum over a warp, in each of its threads."""
+    for distance in (16, 8, 4, 2, 1):
+        value = value + lang.shuffle_xor(value, distance)
+    return value
+
+
+def _dot(rows: list[list[Any]], values: list[list[Any]]) -> Any:
+    """The products of a thread's columns; chunks have sums of their own."""
+    sums = []
+    for weights, xs in zip(rows, values, strict=True):
+        total = weights[0] * xs[0]
+        for w, v in zip(weights[1:], xs[1:], strict=True):
+            total = lang.fma(w, v, total)
+        sums.append(total)
+    total = sums[0]
+    for one in sums[1:]:
+        total = total + one
+    return total
+
+
+def _store(parts: Any, squares: Any, share: _Share, named: dict[str, Any]) -> None:
+    """The group's outputs of a link, as the next link takes them and as a result: words."""
+    link, split, factor = share.link, share.tile.split, lang.const(share.link.alpha, f32)
+    y, out = (named.get(f"{name}{share.number}") for name in ("y", "out"))
+    per = share.per_word
+    if link.norm:
+        mean = _sum(squares, lang.const(0, u32), split) / lang.cast(share.k, f32)
+        factor = 1.0 / lang.sqrt(mean + link.eps)
+        factor = factor if link.alpha == 1.0 else factor * link.alpha
+    for item in lang.range(lang.local_id(), share.count // per, lang.workgroup_size()):
+        values = []
+        for j in range(per):
+            unit = item * per + j
+            if link.gate:
+                gate = _sum(parts, unit * 2 * split, split) * factor
+                up = _sum(parts, (unit * 2 + 1) * split, split) * factor
+                values.append(ACTIVATIONS[link.gate](KERNEL, gate) * up)
+                continue
+            value = _sum(parts, unit * split, split) * factor
+            at = share.first + unit
+            if link.bias:
+                value = value + named[f"bias{share.number}"][at]
+            if link.residual is not None:
+                added = named["residual"] if link.residual == GIVEN else named[f"y{link.residual}"]
+                value = value + added[at]
+            values.append(value)
+        if y is not None:
+            for j, value in enumerate(values):
+                y[share.first + item * per + j] = value
+        if out is not None:
+            out.store(share.first + item * per, values)
+
+
+def _sum(array: Any, first: Any, count: int) -> Any:
+    """So many neighbouring words, in their order."""
+    total = array[first]
+    for i in range(1, count):
+        total = total + array[first + i]
+    return total
+
+
+kernel: Kernel = Kernel(_resident, workgroup=WARPS * WARP, name="linear_chain")
+
+
+# -- which, and how it is launched ----------------------------------------------------------------
+
+
+def tile_of(form: Form[ChainAttrs], caps: Caps) -> ChainTile | None:
+    """How groups work; None where rows are not whole chunks of 16-bit weights, or too long."""
+    x, attrs = form.inputs[0], form.attrs
+    every = shapes(form.inputs, attrs)
+    own = list(parted(form.inputs, attrs))
+    weights = [operands[0] for _, _, operands in own]
+    kinds = {w.dtype for w in weights}
+    if not caps.processors or not caps.tensor_cores or math.prod(x.shape[:-1]) != 1:
+        return None
+    whole = all(aligned(w, w.strides[0], 0) and w.shape[1] % CHUNK == 0 for w in weights)
+    whole &= all(aligned(operands[1], 0, 0) for link, _, operands in own if link.norm)
+    kept = results(attrs)
+    words = [every[i][1].per_word if i in kept else 1 for i in range(len(every))]
+    even = all(shape[-1] % n == 0 for (shape, _), n in zip(every, words, strict=True))
+    operands = len(form.inputs) + len(kept) + len(own) - 1
+    if len(kinds) != 1 or not kinds <= {f16, bf16} or not (whole and even and x.aligned):
+        return None
+    if operands > caps.max_storage_buffers:
+        return None
+    warps = min(WARPS, caps.max_workgroup // WARP)
+    links, most = [], 1
+    for (link, _, (weight, *_)), (shape, _), per in zip(own, every, words, strict=True):
+        chunks = weight.shape[1] // CHUNK
+        split = next((s for s in _powers(warps) if -(-chunks // (s * WARP)) <= MOST_CHUNKS), 0)
+        if not split:
+            return None
+        each = -(-chunks // (split * WARP))
+        links.append(LinkTile(split, each, chunks == each * split * WARP))
+        count = -(-shape[-1] // per // caps.processors) * per
+        most = max(most, count * (2 if link.gate else 1) * split)
+    parts = -(-most // 4) * 4
+    row = max(link.chunks for link in links) * warps * WARP * 16
+    ring = min((caps.max_shared - 4 * parts - BESIDE) // row, 16)
+    if ring < LEAST_RING:
+        return None
+    return ChainTile(caps.processors, warps, ring, tuple(links), parts)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+
+
+def _preferred(form: Form[ChainAttrs], caps: Caps) -> bool:
+    return caps.fast_tensor_cores
+
+
+def _one_launch(form: Form[ChainAttrs], tile: ChainTile, caps: Caps) -> Lowered:
+    """All links; what the next ones take lies in temporaries of f32."""
+    attrs, count = form.attrs, len(form.inputs)
+    every, kept = shapes(form.inputs, attrs), results(attrs)
+    reads: dict[str, Ref] = {"x": Ref(0, flat(form.inputs[0]))}
+    if attrs.given:
+        reads["residual"] = Ref(1, flat(form.inputs[1]))
+    scalars: list[tuple[str, int | float]] = []
+    writes: dict[str, Ref] = {}
+    changes: dict[str, Ref] = {}
+    temporaries: list[Spec] = []
+    for i, (link, first, (weight, *more)) in enumerate(parted(form.inputs, attrs)):
+        reads[f"w{i}"] = Ref(first, flat(weight))
+        names = [name for name in ("norm", "bias") if getattr(link, name)]
+        for j, (name, spec) in enumerate(zip(names, more, strict=True)):
+            reads[f"{name}{i}"] = Ref(first + 1 + j, flat(spec))
+        shape = every[i][0]
+        scalars += [(f"k{i}", weight.shape[1]), (f"n{i}", shape[-1]),
+                    (f"ldw{i}", weight.strides[0])]  # fmt: skip
+        if i in kept:
+            writes[f"out{i}"] = Ref(count + kept.index(i), flat(form.outputs[kept.index(i)]))
+        if i < len(attrs.links) - 1:
+            temporaries.append(make_spec((shape[-1],), f32, 16))
+            changes[f"y{i}"] = Ref(count + len(kept) + i, temporaries[-1])
+    params = face(*(dict.fromkeys(by, 1) for by in (reads, writes, changes)))
+    call = Call(
+        kernel, (*reads.values(), *writes.values(), *changes.values()), tuple(scalars),
+        (("links", attrs.links), ("tile", tile)), tile.groups, workgroup=tile.threads, face=params,
+    )  # fmt: skip
+    return Lowered((call,), tuple(temporaries))
+
+
+def _each(form: Form[ChainAttrs], tile: bool, caps: Caps) -> Lowered:
+    """The launches of each link's product."""
+    attrs, count = form.attrs, len(form.inputs)
+    every, kept = shapes(form.inputs, attrs), results(attrs)
+    last = len(every) - 1
+    between = [make_spec(shape, f32, 16) for shape, _ in every[:-1]]
+    where = [(count + len(kept) + i, spec) for i, spec in enumerate(between)]
+    where.append((count + len(kept) - 1, form.outputs[-1]))
+    calls: list[Call] = []
+    source = (0, form.inputs[0])
+    for i, (link, first, own) in enumerate(parted(form.inputs, attrs)):
+        extras = [name for name in ("norm", "bias") if getattr(link, name)]
+        operands = [source, *((first + j, spec) for j, spec in enumerate(own))]
+        if link.residual is not None:
+            extras.append("residual")
+            operands.append((1, form.inputs[1]) if link.residual == GIVEN else where[link.residual])
+        specs = tuple(spec for _, spec in operands)
+        named = {"extras": tuple(extras), "alpha": link.alpha, "dtype": where[i][1].dtype.name}
+        product: Form[Any]
+        if link.norm or link.gate:
+            named |= {"gate": link.gate, "eps": link.eps}
+            product = NORMED.form(specs, (where[i][1],), named)
+        else:
+            product = LINEAR.form(specs, (where[i][1],), named | {"activation": ""})
+        lowered = product.lower(caps)
+        own_first = count + len(kept) + len(between)
+        to = [*(n for n, _ in operands), where[i][0],
+              *range(own_first, own_first + len(lowered.temporaries))]  # fmt: skip
+        between += lowered.temporaries
+        calls += (_moved(call, to) for call in lowered.calls)
+        source = where[i]
+        if i in kept and i < last:
+            result = form.outputs[kept.index(i)]
+            (rounded,) = OPS["copy"].form((source[1],), (result,)).lower(caps).calls
+            calls.append(_moved(rounded, (source[0], count + kept.index(i))))
+    return Lowered(tuple(calls), tuple(between))
+
+
+def _moved(call: Call, to: Sequence[int]) -> Call:
+    """A launch of another op: its operand n is operand `to[n]`."""
+    return replace(call, tensors=tuple(Ref(to[r.index], r.spec, r.offset) for r in call.tensors))
+
+
+RESIDENT: Variant[Form[ChainAttrs], ChainTile] = Variant(
+    "resident", tile_of, _one_launch, _preferred
+)
+APART: Variant[Form[ChainAttrs], bool] = Variant("apart", lambda form, caps: True, _each)
+
+
+def lower(form: Form[ChainAttrs], caps: Caps) -> Lowered:
+    """The launches of the variant that is forced or chosen."""
+    what = f"linear_chain of {len(form.attrs.links)} links"
+    return choose((RESIDENT, APART), form, caps, form.attrs.variant, what).lower(form, caps)
