@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from centella.emit.wgsl import count_statements, emit_wgsl
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.op.op import get, registry
+from centella.ops import topk
 from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
 from centella.ops.matmul.chain import GIVEN, Link
 from centella.simulator.run import simulate
@@ -83,6 +85,16 @@ class Inputs:
         values = np.random.default_rng(self.seed).uniform(-2, 2, (at.size, columns + more))
         values[np.arange(at.size), at] += 300
         return self.of(values.astype("i4" if self.dtype == "i32" else "f4"), self.dtype)[:, more:]
+
+    def ties(self, rows: int, columns: int) -> ct.Tensor:
+        """Random rows; half as many of equal elements but for a larger one more in each row."""
+        self.seed += 1
+        rng = np.random.default_rng(self.seed)
+        equal = rng.integers(0, 2, (rows, columns))
+        for row in range(rows):  # in parts that have other threads than the first of the equal
+            equal[row, 256 * np.arange(5, 5 + row)] = 2
+        values = np.concatenate([rng.uniform(-2, 2, (2 * rows, columns)), equal])
+        return self.of(values.astype(np.float32), self.dtype)
 
     def ints(self, *shape: int, low: int = -50, high: int = 50) -> ct.Tensor:
         """Random integers of the case's dtype."""
@@ -313,8 +325,8 @@ rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
 rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
-rope_attend | 16, norm | f32 f16 | attended(i, 16, True)
-rope_attend | blocks | f32 f16 | attended(i, 16, False, [[2, 1, 3], [1, 2, 0]])
+rope_attend | norm | f32 f16 | attended(i, 128, True)
+rope_attend | blocks | f32 f16 | attended(i, 128, False, [[120, 1, 3], [50, 2, 0]])
 cache_write_i8 | 16 | f32 f16 | written(i, 16, [0, 3], "_i8")
 cache_write_i8 | 16, past the end | f32 f16 | written(i, 16, [2, 5], "_i8")
 cache_write_i8 | 6 | f32 f16 | written(i, 6, [0, 3], "_i8")
@@ -325,14 +337,19 @@ rope_cache_write_i8 | 6, norm | f32 f16 | rotated(i, 6, True, False, kind="_i8")
 cache_step | begin | i32 | stepped(i)
 cache_step | set | i32 | stepped(i, i.ints(70, low=0))
 topk | short | f32 f16 | picked(i(6, 40), 5)
-topk | each thread | f32 f16 i32 | picked(i.peaks(1030, 4), 3)
-topk | many | f32 f16 i8 | picked(i.ints(4, 300), 37)
-topk | parts | f32 f16 | picked(i.ints(2, 9001), 20)
+topk | each thread | f32 f16 i32 | picked(i.peaks(257 * i.chunk + 2, i.chunk), 3)
+topk | each thread, whole | f32 f16 | picked(i.peaks(257 * i.chunk, i.chunk), 3)
+topk | many | f32 f16 i8 | picked(i.ints(12, 8140, low=-128, high=128), 37)
+topk | parts | f32 f16 | picked(i.ties(8, 16102), 19)
+topk | parts, few | f32 f16 | picked(i.ties(8, 8202), 15)
+topk | many parts | f32 f16 | picked(i.ties(8, 16906), 47, part=256)
+topk | many parts, few | f32 f16 | picked(i.ties(8, 17418), 15, part=256)
 argsort | short | f32 f16 i8 | F.argsort(i(6, 40)).astype("f32")
 argsort | falling | f32 bf16 | F.argsort(i(3, 130), descending=True).astype("f32")
 argsort | merged | f32 i32 | F.argsort(i.ints(2, 4100)).astype("f32")
 cumsum | rounds | f32 f16 i8 | F.cumsum(i.ints(2, 2305))
 cumsum | split | f32 i32 | F.cumsum(i.ints(2, 16500, low=0, high=3))
+cumsum | split into many | f32 i32 | split_sums(i.ints(2, 16500, low=0, high=3))
 take_along_axis | last | f32 f16 i8 | F.take_along_axis(i.ints(5, 33), i.of([PICKS] * 5), 1)
 take_along_axis | first | f32 f16 | F.take_along_axis(i(33, 16), i.of([PICKS] * 16).T, 0)
 scatter_reduce | rows | f32 f16 i8 | F.scatter(i.ints(33, 5), i.of(PICKS), i.ints(21, 5),
@@ -586,12 +603,12 @@ def stepped_on(i: Inputs, capacity: int, dim: int, starts: list[int]) -> ct.Tens
     return F.concat([y.permute(0, 2, 1, 3), *(c.value for c in caches)], 2)
 
 
-def attended(i: Inputs, dim: int, norm: bool, starts: Any = (2, 5)) -> ct.Tensor:
+def attended(i: Inputs, dim: int, norm: bool, starts: Any = (66, 69)) -> ct.Tensor:
     """q, k and v of a step, rotated, k and v cached, and what q attends to."""
     shape = (2, 4, 64, dim) if isinstance(starts[0], list) else (2, 2, 70, dim)
     caches = [ct.State(i(*shape)) for _ in "kv"]
     x, norms = i(2, 1, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
-    angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
+    angles = np.arange(130 * (dim // 2), dtype=np.float32).reshape(130, -1)
     tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
     given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
     attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1}
@@ -694,10 +711,31 @@ def summed(
     return apply_with("expert_linear", (x, i(4, n, k), ids), "extras", extras, {"gate": ""})
 
 
-def picked(x: ct.Tensor, k: int) -> ct.Tensor:
-    """The largest elements, and where they are."""
-    values, at = F.topk(x, k)
-    return F.concat([values.astype("f32"), at.astype("f32")], -1)
+def picked(x: ct.Tensor, k: int, part: int | None = None) -> ct.Tensor:
+    """The largest elements, and where they are.
+
+    Args:
+        part: elements that a group has; the last group has fewer than k, and what the groups choose
+            is as much as a group of the next launch can load at once.
+    """
+    usual = topk.Group.part
+
+    def parted(group: topk.Group, columns: int, width: int, k: int) -> int:
+        return part if part and columns == x.shape[-1] else usual(group, columns, width, k)
+
+    with patch.object(topk.Group, "part", parted):
+        values, at = F.topk(x, k)
+        y = F.concat([values.astype("f32"), at.astype("f32")], -1)
+        y.numpy()
+    return y
+
+
+def split_sums(x: ct.Tensor) -> ct.Tensor:
+    """Sums along rows, in so many parts that each thread has the sum of one."""
+    with patch("centella.ops.cumsum.SPLIT", 64):
+        y = F.cumsum(x)
+        y.numpy()
+    return y
 
 
 def stepped(i: Inputs, *lengths: ct.Tensor) -> ct.Tensor:

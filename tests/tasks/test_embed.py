@@ -19,7 +19,7 @@ from msgspec.structs import replace
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
-from centella.tasks import embed
+from centella.tasks import batches, embed
 from centella.tasks.batches import columns_of
 from centella.tasks.embed import Embedder, EmbedderConfig
 from centella.tasks.embeddings import Cut
@@ -585,13 +585,15 @@ WRONG: list[tuple[Any, dict[str, Any] | None, str]] = [
 ]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 def test_texts_that_are_tokenised_in_parts(
-    on_cpu: Embedder, monkeypatch: pytest.MonkeyPatch
+    on_cpu: Embedder, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part's batches run while the next part is tokenised; the first bad text is named."""
     texts = [f"{WORDS[i]} {WORDS[i % 7]} " * (1 + i % 40) for i in range(50)]
     whole = on_cpu.embed(texts, batch_size=4)
-    monkeypatch.setattr(embed, "TOGETHER", 10)
+    monkeypatch.setattr(batches, "TOGETHER", 16)
+    monkeypatch.setattr(embed, "threads_ahead", lambda devices: threads)
     done: list[int] = []
     with ct.ledger(timing=True) as led:
         parts = on_cpu.embed(texts, batch_size=4, progress=lambda n, total: done.append(n))

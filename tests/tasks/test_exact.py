@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from time import sleep
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +66,42 @@ def test_batches_of_one_width() -> None:
     columns = [batches.columns_of(n, 100) for n in (0, 1, 4, 31, 33, 64, 65, 97)]
     assert columns == [1, 4, 4, 32, 40, 64, 80, 100]
     assert [batches.columns_of(n, 100, exact=True) for n in (1, 17, 64)] == [16, 32, 64]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_calls_ahead(threads: int) -> None:
+    """In their order; as many more are begun as there are threads."""
+    begun: list[int] = []
+    most = 0
+
+    def call(number: int) -> int:
+        begun.append(number)
+        sleep(0.001 * (number % 3))
+        return number
+
+    for number, result in enumerate(batches.ahead([partial(call, n) for n in range(12)], threads)):
+        most = max(most, len(begun) - number - 1)
+        assert result == number
+    assert sorted(begun) == list(range(12)) and 1 <= most <= threads
+    with pytest.raises(ZeroDivisionError):
+        list(batches.ahead([lambda: 1, lambda: 1 // 0, lambda: 2], threads))
+
+
+def test_threads_leave_the_cores_to_a_device_that_computes_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = ct.device("cpu")
+    gpu: Any = SimpleNamespace(caps=SimpleNamespace(target="ptx", adapter_class="discrete"))
+    for cores, expected in ((1, 1), (2, 1), (4, 3)):
+        monkeypatch.setattr(batches, "cores", lambda cores=cores: cores)
+        assert batches.threads_ahead([gpu, gpu]) == expected
+        assert batches.threads_ahead([gpu, cpu]) == 1
+
+
+def test_portions_of_texts() -> None:
+    sizes = [len(range(9000)[part]) for part in batches.portions(9000)]
+    assert sizes == [512, 1024, 2048, 2048, 2048, 1320]
+    assert list(batches.portions(0)) == [] and list(batches.portions(1)) == [slice(0, 512)]
 
 
 @pytest.mark.parametrize("room", [0, 64])

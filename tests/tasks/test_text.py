@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from centella.errors import MissingExtraError, WeightsError
-from centella.tasks import words
+from centella.tasks import word_table, words
 from centella.tasks.text import Tokenizer
 from centella.tasks.tokens import Tokens
-from centella.tasks.word_table import PROBES, WordTable, keys_of_words
+from centella.tasks.word_table import LONG, PROBES, WordTable, bounds
 from centella.weights.folder import max_length
 from tests.support.model_common import minilm
 
@@ -254,7 +254,7 @@ def test_words_of_any_characters(parts: list[list[tuple[str, str]]], data: st.Da
     tokenizer = Tokenizer.from_folder(TINY)
     texts = ["".join(word + space for word, space in part) for part in parts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 64])))
+        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 1 << 13])))
         for some in (texts[:1], texts, texts):
             assert tokenizer.encode(some) == by_the_library(tokenizer, some, None)
 
@@ -263,6 +263,7 @@ def test_threads_look_words_up_while_others_are_learnt(
     tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(words, "MOST_WORDS", 300)
+    monkeypatch.setattr(words, "FEW", 0)
     random = Random(5)
     pool = ["".join(random.choices("abcdes", k=random.randrange(1, 20))) for _ in range(400)]
     batches = [[" ".join(random.choices(pool, k=30)) for _ in range(8)] for _ in range(60)]
@@ -271,20 +272,30 @@ def test_threads_look_words_up_while_others_are_learnt(
         assert list(threads.map(tiny.encode, batches)) == expected
 
 
-def test_words_that_meet_in_a_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = [b"", *(b"w%d" % n for n in range(2 * PROBES)), b"a" * 17]
-    keys = keys_of_words(some)
-    expected = np.arange(len(some)) * (keys.any(axis=1))
-    assert WordTable(keys).numbers(keys).tolist() == expected.tolist()
-    assert WordTable(keys[:1]).numbers(keys).tolist() == [0] * len(some)
+def numbers_of(table: WordTable, some: list[bytes]) -> list[int]:
+    text = b" ".join((b"", *some, bytes(LONG)))
+    starts, lengths = bounds(text + b" ")
+    numbers: list[int] = table.numbers(text, starts[:-1], lengths[:-1]).tolist()
+    return numbers
 
-    def together(self: WordTable, keys: Any) -> Any:
+
+def test_words_that_meet_in_a_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [b"w%d" % n for n in range(2 * PROBES)]
+    some += [b"a" * n + end for n in (15, 16, 17, 31, 62, 63) for end in (b"", b"b")]
+    long = [b"a" * 65, b"a" * 64 + b"b"]
+    expected = [*range(1, len(some) + 1), 0, 0]
+    assert numbers_of(WordTable([b"", *some, *long]), some + long) == expected
+    assert numbers_of(WordTable([b""]), some) == [0] * len(some)
+    assert numbers_of(WordTable([b"", *some]), [b"w", b"w99", b"a" * 61]) == [0, 0, 0]
+
+    def together(self: Any, keys: Any) -> Any:
         return np.zeros(len(keys), np.int64)
 
-    monkeypatch.setattr(WordTable, "_slots", together)
-    numbers = WordTable(keys).numbers(keys)
-    assert np.count_nonzero(numbers) == PROBES  # the others are left to the dictionary
-    assert (numbers[numbers != 0] == expected[numbers != 0]).all()
+    monkeypatch.setattr(word_table._Keys, "_slots", together)
+    numbers = numbers_of(WordTable([b"", *some]), some)
+    # The others are left to the dictionary.
+    assert sum(n > 0 for n in numbers) == 2 * PROBES
+    assert all(n in (0, i) for i, n in enumerate(numbers, 1))
 
 
 def test_words_are_forgotten_and_learnt_again(
@@ -302,7 +313,7 @@ def test_texts_are_left_to_the_library_while_most_words_are_new(
     tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(words, "WINDOW", 40)
-    monkeypatch.setattr(words, "REST", 150)
+    monkeypatch.setattr(words, "REST", 250)
     new = [[" ".join(f"w{n}x{i}" for i in range(18))] for n in range(10)]
     known = []
     for texts in (*new, *[["the storm came before the rain"]] * 20):

@@ -122,6 +122,8 @@ def _rope(
         lanes = _lanes(item, width)
         own = source.load(item.column) if turn.chunk else [source[c] for c in lanes]
         rotated = turn.passed(turn.turned(source, none, own, at, lanes), own, lanes, inside)
+        if keys is None:  # no head of values
+            return rotated
         plain = turn.read(x, start, lanes)
         turns = head < heads + kv_heads
         return [lang.select(turns, m, p) for m, p in zip(rotated, plain, strict=True)]

@@ -32,7 +32,7 @@ from centella.ops.rows import WARP, Values, chunked, fold, load, walk
 from centella.specs import Caps, Spec, make_spec
 
 ABSENT = 0x80000000  # past every item: of a thread that has none
-TOGETHER = 4  # items that a thread loads before it uses the first
+TOGETHER = 4  # items that a thread loads before it uses the first, if it has so many
 UNROLLED = 8  # comparisons of a round
 MOST = 128  # elements that are chosen of a row
 SORTED = 4096  # elements of a row that the NumPy formula sorts
@@ -75,10 +75,17 @@ class TopkAttrs(Struct, frozen=True):
 
 
 class _Part:
-    """A part of a row: from column `first`, `part` or fewer up to `last`, in items of `width`."""
+    """A part of a row: from column `first`, `part` or fewer up to `last`, in items of `width`.
 
-    def __init__(self, x: Any, row: Any, first: Any, last: Any, part: Any, width: int) -> None:
+    Args:
+        together: items that a thread loads before it uses the first.
+    """
+
+    def __init__(
+        self, x: Any, row: Any, first: Any, last: Any, part: Any, width: int, together: int
+    ) -> None:
         self.x, self.row, self.first, self.last, self.width = x, row, first, last, width
+        self.together = together
         least, most = ((n + (width - 1)) // width for n in (last - first, part))
         self.items: Any = lang.minimum(least, most)  # of which the host knows the second
 
@@ -95,8 +102,8 @@ class _Part:
         """
         stride = lang.workgroup_size()
         best, at = lang.var(0, u32), lang.var(lang.local_id() + ABSENT, u32)
-        for start in lang.range(lang.local_id(), self.items, stride * TOGETHER):
-            items = [start + n * stride for n in range(TOGETHER)]
+        for start in lang.range(lang.local_id(), self.items, stride * self.together):
+            items = [start + n * stride for n in range(self.together)]
             loaded = [self.values(lang.minimum(item, self.items - 1)) for item in items]
             for item, values in zip(items, loaded, strict=True):
                 key = order(fold(values if whole else self._inside(item, values), lang.maximum))
@@ -124,14 +131,14 @@ class _Part:
 
 
 def _topk(
-    *, listed: int, width: int, whole: bool, x: Any = None, keys: Any = None, places: Any = None,
-    **out: Any,
+    *, listed: int, width: int, together: int, whole: bool, x: Any = None, keys: Any = None,
+    places: Any = None, **out: Any,
 ) -> None:  # fmt: skip
     """Of x, or of the keys that the launch before has stored, whose places are columns of x."""
     columns, k, part, parts = (lang.parameter(n, u32) for n in ("columns", "k", "part", "parts"))
     row, number = lang.group_id() // parts, lang.group_id() % parts
     last = lang.minimum((number + 1) * part, columns)
-    mine = _Part(x if keys is None else keys, row, number * part, last, part, width)
+    mine = _Part(x if keys is None else keys, row, number * part, last, part, width, together)
     candidates = lang.shared(u32, listed), lang.shared(u32, listed)
     picks = lang.shared(u32, MOST) if "values" in out else None
     count = lang.minimum(_list(mine, mine.best(whole), k, candidates), listed)  # the host knows it
@@ -268,7 +275,8 @@ def lower(form: Form[TopkAttrs], caps: Caps) -> Lowered:
         if parts > 1:
             reads, writes = source, dict(zip(("to_keys", "to_places"), between, strict=True))
             temporaries += [ref.spec for ref in between]
-        constants = (("listed", group.listed), ("width", width), ("whole", columns % width == 0))
+        constants = (("listed", group.listed), ("width", width), ("whole", columns % width == 0),
+                     ("together", min(TOGETHER, group.each // width)))  # fmt: skip
         scalars = (("columns", columns), ("k", k), ("part", part), ("parts", parts))
         names = face(dict.fromkeys(reads, 2), dict.fromkeys(writes, 2))
         calls.append(Call(kernel, (*reads.values(), *writes.values()), scalars, constants,

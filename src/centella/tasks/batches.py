@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from centella.errors import DTypeError, WeightsError
+from centella.host.blockwise import cores
 from centella.host.log import logger
 from centella.host.workers import pool
 from centella.runtime.pending import Pending
@@ -23,6 +24,8 @@ from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import kind
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from centella.runtime.device import Device
     from centella.tasks.text import Tokenizer
 
@@ -35,6 +38,7 @@ Progress = bool | Callable[[int, int], None]
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
 FINE = ((32, 4), (64, 8))  # and up to a length to multiples of less
 EXACT = 2048  # tokens of each batch where bits are not to depend on it: enough work for a GPU
+TOGETHER = 2048  # texts that are tokenised while others are embedded
 IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 
@@ -55,14 +59,17 @@ def by_columns(lengths: Array, most: int, tokens: int) -> list[Array]:
 
 def widths(lengths: Array, most: int, exact: bool) -> Iterator[tuple[int, Array]]:
     """Texts whose rows have so many columns, the longest first."""
-    distinct, which = np.unique(lengths, return_inverse=True)
-    columns = np.array([columns_of(n, most, exact) for n in distinct.tolist()], np.int64)[which]
+    of_length = np.bincount(lengths)
+    for length in np.flatnonzero(of_length).tolist():
+        of_length[length] = columns_of(length, most, exact)
+    columns = of_length[lengths]
     order = np.argsort(-lengths, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(columns[order])) + 1):
         if len(rows):
             yield int(columns[rows[0]]), rows
 
 
+@lru_cache(1 << 14)
 def columns_of(length: int, most: int, exact: bool = False) -> int:
     """Tokens that a row has for a text of so many; `exact`: of few widths, as batches are full."""
     fine = next((step for up_to, step in FINE if length <= up_to), STEP)
@@ -77,8 +84,12 @@ def rows_of(columns: int, tokens: int) -> int:
 
 def exact_tokens(device: Device) -> int:
     """Tokens of a batch whose size is not to depend on the texts: of a CPU those of one text."""
-    caps = device.caps
-    return 1 if caps.target == "numpy" or caps.adapter_class in SLOW else EXACT
+    return 1 if _on_cores(device) else EXACT
+
+
+def _on_cores(device: Device) -> bool:
+    """Whether it computes on the cores of the host."""
+    return device.caps.target == "numpy" or device.caps.adapter_class in SLOW
 
 
 class Batch(Struct, frozen=True, eq=False):
@@ -111,7 +122,7 @@ class Batch(Struct, frozen=True, eq=False):
 
 
 def batches_of(
-    parts: Sequence[Callable[[], Tokens]], batch_size: int, most: int, room: int
+    parts: Sequence[Callable[[], Tokens]], batch_size: int, most: int, room: int, threads: int = 1
 ) -> Iterator[Batch]:  # fmt: skip
     """Batches of all texts.
 
@@ -122,10 +133,11 @@ def batches_of(
         parts: each tokenises some of the texts, in their order.
         most: tokens of the longest text that there may be.
         room: tokens of a batch, where none is to be wider than a text of it needs alone; else 0.
+        threads: how many call `parts`.
     """
     waiting: list[tuple[Tokens, Array]] = []
     count = 0
-    for number, tokens in enumerate(ahead(parts), 1):
+    for number, tokens in enumerate(ahead(parts, threads), 1):
         waiting.append((tokens, np.arange(count, count + len(tokens))))
         rest = Tokens.joined([each for each, _ in waiting])
         texts = np.concatenate([numbers for _, numbers in waiting])
@@ -149,21 +161,35 @@ def batches_of(
             yield Batch(rest, some, texts[some])
 
 
-def ahead(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """What calls give, in their order; a thread makes each while the one before is used."""
+def ahead(calls: Sequence[Callable[[], T]], threads: int = 1) -> Iterator[T]:
+    """What calls give, in their order; threads make the next ones while one is used."""
     if len(calls) < 2:
         yield from (call() for call in calls)
         return
-    threads = pool(1, "centella-ahead")
+    workers = pool(threads, "centella-ahead")
     try:
-        running = [threads.submit(copy_context().run, call) for call in calls[:1]]
-        for call in calls[1:]:
-            result = running.pop().result()
-            running.append(threads.submit(copy_context().run, call))
-            yield result
-        yield running.pop().result()
+        running: deque[Future[T]] = deque()
+        for call in calls:
+            running.append(workers.submit(copy_context().run, call))
+            if len(running) > threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
     finally:
-        threads.shutdown(cancel_futures=True)
+        workers.shutdown(cancel_futures=True)
+
+
+def threads_ahead(devices: Iterable[Device]) -> int:
+    """How many threads may tokenise: one where a device computes on the same cores."""
+    return 1 if any(map(_on_cores, devices)) else max(1, cores() - 1)
+
+
+def portions(count: int) -> Iterator[slice]:
+    """Texts that are tokenised together: fewer at first, so that a device begins soon."""
+    first, size = 0, TOGETHER // 4
+    while first < count:
+        yield slice(first, first + size)
+        first, size = first + size, min(2 * size, TOGETHER)
 
 
 def run_batches(

@@ -12,9 +12,15 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
     """The texts as a list of str that UTF-8 can hold."""
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
         raise DTypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")
-    for i, text in enumerate(texts):
-        check_text(f"encode: texts[{i}]", text)
-    return list(texts)
+    every = list(texts)
+    try:
+        plain = all(map(str.isascii, every))  # many at once, since others wait
+    except TypeError:
+        plain = False
+    for i, text in enumerate(() if plain else every):
+        if type(text) is not str or not text.isascii():
+            check_text(f"encode: texts[{i}]", text)
+    return every
 
 
 def check_text(name: str, text: Any) -> None:

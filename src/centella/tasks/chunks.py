@@ -45,7 +45,7 @@ def cut_at(text: str, begin: int, end: int) -> int:
 
 def prepared(texts: list[Any], prompt: str, lower_case: bool) -> list[Any]:
     """Texts as they are tokenised: after a prompt, in lower case; what is no text, as it is."""
-    read = [prompt + text if isinstance(text, str) else text for text in texts]
+    read = [prompt + t if isinstance(t, str) else t for t in texts] if prompt else texts
     return [t.lower() if isinstance(t, str) else t for t in read] if lower_case else read
 
 

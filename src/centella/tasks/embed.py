@@ -26,8 +26,10 @@ from centella.tasks.batches import (
     exact_tokens,
     expect_tokenizer,
     listed,
+    portions,
     rows_of,
     run_batches,
+    threads_ahead,
 )
 from centella.tasks.check_texts import checked_texts
 from centella.tasks.chunks import Chunk, Chunker, prepared
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Embedder", "EmbedderConfig", "Forward"]
-
-TOGETHER = 2048  # texts that are tokenised while others are embedded
 
 
 class Embedder:
@@ -227,28 +227,28 @@ class Embedder:
         rows = Rows(len(read), outputs, kept or self.dim, special)
         most, pad = self.config.max_length, self.tokenizer.pad_id or 0
         room = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
-        every: list[Tokens] = []
+        every: dict[int, Tokens] = {}  # by their first text
 
-        def tokenized(part: list[str]) -> Tokens:
-            every.append(self._tokenize(part))
-            return every[-1]
+        def tokenized(part: slice) -> Tokens:
+            tokens = every[part.start] = self._tokenize(read[part])
+            return tokens
 
-        parts = [
-            partial(tokenized, read[first : first + TOGETHER])
-            for first in range(0, len(read), TOGETHER)
-        ]
+        parts = [partial(tokenized, part) for part in portions(len(read))]
+        threads = threads_ahead(where.model.device for where in (self, *self.replicas))
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             size = rows_of(batch.columns(most, exact), room) if room else batch_size
             return where._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
 
-        batches = batches_of(parts, batch_size, most, room)
+        batches = batches_of(parts, batch_size, most, room, threads)
         if self.replicas and read:
             few = len(read) <= batch_size
             self._replicas.run(self, batches, len(read), submit, rows.take, progress, few)
         else:
             run_batches(batches, len(read), partial(submit, self), rows.take, progress)
-        found = rows.joined(pieces, wanted, texts_cut(every, pieces.owners))
+        found = rows.joined(
+            pieces, wanted, texts_cut([every[first] for first in sorted(every)], pieces.owners)
+        )
         if "dense" not in outputs or dtype == "f32":
             return found
         return replace(found, dense=packed(found.dense, dtype, ranges))

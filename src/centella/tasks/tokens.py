@@ -101,7 +101,10 @@ class Tokens(Struct, frozen=True, eq=False):
         """
         padded, lengths = np.full(shape, fill, np.int32), np.zeros(shape[0], np.int32)
         lengths[: len(rows)] = self.lengths[rows]
+        if not len(self.ids):
+            return padded, lengths
         columns = np.arange(shape[1])
-        real = columns < lengths[: len(rows), None]
-        padded[: len(rows)][real] = self.ids[(self.starts[rows][:, None] + columns)[real]]
+        places = self.starts[rows][:, None] + columns  # past the end of a text too
+        ids = self.ids.take(places, mode="clip").view(np.int32)
+        np.copyto(padded[: len(rows)], ids, where=columns < lengths[: len(rows), None])
         return padded, lengths

@@ -9,7 +9,6 @@ most are new, the library has them.
 
 from __future__ import annotations
 
-import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,25 +18,25 @@ import numpy as np
 from centella.dtypes import Array
 from centella.host.forks import lock_of
 from centella.tasks.tokens import Tokens
-from centella.tasks.word_table import NO_WORD, WIDTH, WordTable, bounds, keys_of, keys_of_words
+from centella.tasks.word_table import LONG, NO_WORD, WordTable, bounds
 
 if TYPE_CHECKING:
     import tokenizers
 
 MARK = "\x01"  # a word between texts
-BEHIND = " " * WIDTH  # the last word, so that its key can be read
+BEHIND = " " * LONG  # the last word, so that its key can be read
 TOGETHER = 64  # new words that are tokenised as one text
-SPAN = 1 << 16  # characters that are looked at together: what of them a core's cache holds
-FEW = 64  # words that the dictionary has as fast
-MOST_WORDS, MOST_IDS, MOST_BYTES = 1 << 17, 1 << 20, 1 << 23  # that are remembered
+SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
+FEW = 1 << 13  # characters whose words the dictionary has sooner: calls of NumPy take a while
+MOST_WORDS, MOST_IDS, MOST_CHARACTERS = 1 << 17, 1 << 20, 1 << 23  # that are remembered
 WINDOW = 1 << 13  # words, of which half have to be known
 REST = 1 << 20  # characters that the library has where they are not
 
 
-class _Numbers(dict[bytes, int]):
+class _Numbers(dict[str, int]):
     """Words by number, in the order in which they were met."""
 
-    def __missing__(self, word: bytes) -> int:
+    def __missing__(self, word: str) -> int:
         number = self[word] = len(self)
         return number
 
@@ -57,38 +56,38 @@ class _Memory:
         self.starts: Array = np.zeros(0, np.int64)
         self.sizes: Array = np.zeros(0, np.int64)
         self.ids: Array = np.zeros(0, np.uint32)
-        self.keys: Array = np.zeros((0, 2), np.uint64)
-        self.known = self.used = self.bytes = self.missed = 0
-        for word, ids in ((b"", mark[:0]), (MARK.encode(), mark)):
+        self.known = self.used = self.characters = self.missed = 0
+        for word, ids in (("", mark[:0]), (MARK, mark)):
             self.numbers[word]
             self.add([word], ids, np.array([len(ids)]))
-        self.table = WordTable(self.keys[: self.known])
+        self.table = WordTable([b"", MARK.encode()])
 
-    def unknown(self) -> list[bytes]:
+    def unknown(self) -> list[str]:
         """Words that have no ids yet."""
         return list(islice(self.numbers, self.known, None))
 
-    def add(self, words: Sequence[bytes], ids: Array, sizes: Array) -> None:
+    def add(self, words: Sequence[str], ids: Array, sizes: Array) -> None:
         """The next words, with their ids."""
         known, used = self.known + len(sizes), self.used + len(ids)
         self.starts, self.sizes = _roomy(self.starts, known), _roomy(self.sizes, known)
-        self.ids, self.keys = _roomy(self.ids, used), _roomy(self.keys, known)
+        self.ids = _roomy(self.ids, used)
         self.ids[self.used : used] = ids
         self.sizes[self.known : known] = sizes
         self.starts[self.known : known] = self.used + np.cumsum(sizes) - sizes
-        self.keys[self.known : known] = keys_of_words(words)
-        self.known, self.used, self.bytes = known, used, self.bytes + sum(map(len, words))
+        characters = self.characters + sum(map(len, words))
+        self.known, self.used, self.characters = known, used, characters
 
     def miss(self, words: int) -> None:
         """So many words were not in the table: make another one where they could have been."""
         self.missed += words
         if self.missed > self.known // 4:
-            self.table, self.missed = WordTable(self.keys[: self.known]), 0
+            known = [word.encode() for word in islice(self.numbers, self.known)]
+            self.table, self.missed = WordTable(known), 0
 
     @property
     def full(self) -> bool:
         """Whether it is to be begun anew."""
-        return self.known > MOST_WORDS or self.used > MOST_IDS or self.bytes > MOST_BYTES
+        return self.known > MOST_WORDS or self.used > MOST_IDS or self.characters > MOST_CHARACTERS
 
 
 class Words:
@@ -144,55 +143,76 @@ class Words:
             texts: of few characters (`spans`).
         """
         joined = f" {MARK} ".join(("", *texts, BEHIND))
-        if len(joined) > 2 * SPAN or self._between in joined or NO_WORD in joined:
+        if len(joined) > 2 * SPAN or NO_WORD in joined:
             return None
         if self._rest > 0:
             self._rest -= len(joined)  # which another thread may undo: the ids are the same
             return None
-        text = joined.encode()
         memory = self._memory
-        numbers = self._numbers(memory, text, *bounds(text))
+        look_up = self._of_few if len(joined) < FEW else self._of_many
+        numbers = look_up(memory, joined)
         marks = (numbers == 1).nonzero()[0]
         return self._tokens(memory, numbers, marks) if len(marks) == len(texts) + 1 else None
 
-    def _numbers(self, memory: _Memory, text: bytes, starts: Array, lengths: Array) -> Array:
-        """The numbers of words, which have ids then."""
-        many = len(starts) >= FEW
-        if many:
-            numbers = memory.table.numbers(keys_of(text, starts, lengths))
-        else:
-            numbers = np.zeros(len(starts), np.int32)
-        left = (numbers == 0).nonzero()[0]
+    def _of_few(self, memory: _Memory, text: str) -> Array:
+        """The numbers of a text's words, which have ids then: by the dictionary."""
+        for space in "\n\t\r":
+            text = text.replace(space, " ")
+        words = text.strip(" ").split(" ")
+        numbers, new = self._numbers(memory, words)
+        self._judge(len(words), new)
+        return numbers
+
+    def _of_many(self, memory: _Memory, text: str) -> Array:
+        """As `_of_few`: by the table, and by the dictionary those that are not there."""
+        data = text.encode()
+        starts, lengths = bounds(data)
+        numbers = memory.table.numbers(data, starts, lengths)
+        left = np.flatnonzero(numbers == 0)
         new = 0
         if len(left):
             ends = starts[left] + lengths[left]
             some = zip(starts[left].tolist(), ends.tolist(), strict=True)
-            words = [text[start:end] for start, end in some]
-            with self._lock:
-                numbers[left] = [memory.numbers[word] for word in words]
-                new = len(memory.numbers) - memory.known
-                if new:
-                    self._learn(memory)
-                if many:
-                    memory.miss(int((lengths[left] <= WIDTH).sum()))
-                if memory.full:
-                    self._memory = _Memory(self._mark)
+            words = [data[start:end].decode() for start, end in some]
+            missed = int((lengths[left] <= LONG).sum())
+            numbers[left], new = self._numbers(memory, words, missed)
         self._judge(len(starts), new)
         return numbers
+
+    def _numbers(
+        self, memory: _Memory, words: list[str], missed: int = 0
+    ) -> tuple[Array, int]:  # fmt: skip
+        """The numbers of words, which have ids then; and how many are new.
+
+        Args:
+            missed: how many could have been in the table.
+        """
+        with self._lock:
+            numbers = np.fromiter(map(memory.numbers.__getitem__, words), np.int32, len(words))
+            new = len(memory.numbers) - memory.known
+            if new:
+                self._learn(memory)
+            if missed:
+                memory.miss(missed)
+            if memory.full:
+                self._memory = _Memory(self._mark)
+        return numbers, new
 
     def _tokens(self, memory: _Memory, numbers: Array, marks: Array) -> Tokens:
         """The ids of words, end to end."""
         sizes = memory.sizes.take(numbers)
         ends = sizes.cumsum()
-        away = memory.starts.take(numbers)
-        away += sizes
-        away -= ends
-        places = away.repeat(sizes)
-        places += np.arange(len(places))
-        ids = memory.ids.take(places)
         starts = ends[marks[:-1]] - self._before
         counts = ends[marks[1:]] - sizes[0] + self._after - starts
-        return Tokens(ids, starts, counts, counts)
+        if not sizes.all():
+            some = np.flatnonzero(sizes)
+            numbers, sizes, ends = numbers[some], sizes[some], ends[some]
+        # From one id to the next: 1 in a word. `repeat` would make others wait.
+        first = memory.starts.take(numbers)
+        steps = np.ones(int(sizes.sum()), np.int64)
+        steps[:1] = first[:1]
+        steps[ends[:-1]] = first[1:] - first[:-1] - sizes[:-1] + 1
+        return Tokens(memory.ids.take(steps.cumsum()), starts, counts, counts)
 
     def _judge(self, words: int, new: int) -> None:
         """Leave texts to the library for a while where most words were new."""
@@ -205,33 +225,40 @@ class Words:
         """Have the library tokenise the words that have no ids."""
         new = memory.unknown()
         between = f" {self._between} "
-        words = [word.decode() for word in new]
-        runs = [between.join((*words[i : i + TOGETHER], "")) for i in range(0, len(new), TOGETHER)]
-        ids = array.array("I")
-        for encoding in self._native.encode_batch_fast(runs, add_special_tokens=False):
-            ids.fromlist(encoding.ids)
-        flat = np.frombuffer(ids, np.uint32)
-        ends = np.flatnonzero(flat == self._between_id)
-        sizes = np.diff(ends, prepend=-1) - 1
-        memory.add(new, flat[flat != self._between_id], sizes)
+        runs = [new[first : first + TOGETHER] for first in range(0, len(new), TOGETHER)]
+        ids, sizes = [], []
+        together = self._library([between.join((*run, "")) for run in runs])
+        for run, found in zip(runs, together, strict=True):
+            ends = np.flatnonzero(found == self._between_id)
+            if len(ends) == len(run):
+                ids.append(found[found != self._between_id])
+                sizes.append(np.diff(ends, prepend=-1) - 1)
+            else:  # one of them has that token itself
+                alone = self._library(run)
+                ids += alone
+                sizes.append(np.array([len(each) for each in alone]))
+        memory.add(new, np.concatenate(ids), np.concatenate(sizes))
+
+    def _library(self, texts: Sequence[str]) -> list[Array]:
+        """The ids of texts by themselves."""
+        encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
 
 def spans(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Neighbouring texts of at most `SPAN` characters together; a longer one is by itself."""
-    first = characters = 0
-    for i, text in enumerate(texts):
-        characters += len(text)
-        if characters > SPAN and i > first:
-            yield texts[first:i]
-            first, characters = i, len(text)
-    if len(texts) > first:
-        yield texts[first:]
+    ends = np.fromiter(map(len, texts), np.int64, len(texts)).cumsum()
+    first = before = 0
+    while first < len(ends):
+        end = max(int(ends.searchsorted(before + SPAN, "right")), first + 1)
+        yield texts[first:end]
+        first, before = end, int(ends[end - 1])
 
 
 def _roomy(array: Array, least: int) -> Array:
-    """An array with room for so many rows, twice as large as before where it has not."""
+    """An array with room for so many, twice as large as before where it has not."""
     if len(array) >= least:
         return array
-    grown = np.zeros((max(least, 2 * len(array)), *array.shape[1:]), array.dtype)
+    grown = np.zeros(max(least, 2 * len(array)), array.dtype)
     grown[: len(array)] = array
     return grown

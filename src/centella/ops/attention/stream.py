@@ -151,7 +151,7 @@ def _some_keys(
         total[i].set(total[i] * shrink + fold(weight, operator.add))
         top[i].set(high)
         weights.append([*weight, shrink])
-    for d in range(0, part, 4):
+    for d in range(0, min(part, dim), 4):
         rows = [value_tile.load((j0 + j) * part + d) for j in range(count)]
         for i in range(len(mine)):
             *weight, shrink = weights[i]
