@@ -112,7 +112,7 @@ def embedder(model: str, dtype: str = "f16") -> Iterator[str]:
         return
     with written("minilm", dtype) as made:
         for file in folder.rglob("*"):
-            if file.is_file() and file.name != "config.json":
+            if file.is_file() and file != folder / "config.json":
                 where = made / file.relative_to(folder)
                 where.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, where)

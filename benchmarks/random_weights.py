@@ -26,23 +26,26 @@ class Weights:
     def __init__(self, device: ct.Device, seed: int = 0) -> None:
         self.device = device
         self.random = np.random.default_rng(seed)
+        self._tables: dict[tuple[Any, ...], ct.Tensor] = {}
         self._block = (SPREAD * self.random.standard_normal(1 << 22)).astype(np.float32)
 
     def numbers(self, count: int) -> Any:
         """f32 [count], from somewhere in the block, again and again."""
         return np.resize(np.roll(self._block, int(self.random.integers(1 << 20))), count)
 
-    def rows(self, table: Any, count: int, dtype: DType | None = None) -> ct.Tensor:
-        """[count, ...]: rows of a host table, drawn at random."""
-        at = self.random.integers(0, len(table), count, dtype=np.int32)
-        tensor = ct.asarray(table, dtype, self.device)
-        return ct.gather(tensor, ct.asarray(at, device=self.device))
+    def rows(self, table: ct.Tensor, count: int) -> ct.Tensor:
+        """[count, ...]: rows of a table, drawn at random."""
+        at = self.random.integers(0, table.shape[0], count, dtype=np.int32)
+        return ct.gather(table, ct.asarray(at, device=self.device))
 
     def matrix(self, shape: tuple[int, ...], dtype: DType) -> ct.Tensor:
-        """A weight of normal numbers, 0.02 wide."""
+        """A weight of normal numbers, 0.02 wide; those of one width have their table in common."""
         rows = min(shape[0], ROWS)
-        table = self.numbers(rows * math.prod(shape[1:])).reshape(rows, *shape[1:])
-        return self.rows(table, shape[0], dtype)
+        key = (rows, *shape[1:], dtype.name)
+        if key not in self._tables:
+            table = self.numbers(rows * math.prod(shape[1:])).reshape(rows, *shape[1:])
+            self._tables[key] = ct.asarray(table, dtype, self.device)
+        return self.rows(self._tables[key], shape[0])
 
     def vector(self, shape: tuple[int, ...], is_norm: bool) -> ct.Tensor:
         """Ones of a norm, small numbers of a bias; f32."""
@@ -59,11 +62,8 @@ class Weights:
         numbers = self.random.integers(0, 256, (rows, k // 2), np.uint8)
         # of a block of 256: the factor of the numbers 0 to 15, and of what is taken off
         factors = np.tile(np.array([1e-4, 7.5e-4], np.float16), (rows, k // 256))
-        at = self.random.integers(0, rows, n, dtype=np.int32)
-        rows_of = ct.asarray(at, device=self.device)
-        planes = (ct.gather(ct.asarray(p, device=self.device), rows_of)
-                  for p in (numbers, levels, factors))  # fmt: skip
-        return ct.QTensor(tuple(planes), format)
+        tables = (ct.asarray(p, device=self.device) for p in (numbers, levels, factors))
+        return ct.QTensor(tuple(self.rows(table, n) for table in tables), format)
 
 
 def fill(model: Module, device: ct.Device, dtype: DType, format: str = "", own: int = 0) -> None:

@@ -43,16 +43,20 @@ def shapes(args: argparse.Namespace) -> Iterator[Row]:
                 eager, compiled = peers(torch)
                 runs["transformers"] = eager
                 begin = time.perf_counter()
-                compiled()
-                took = time.perf_counter() - begin
-                yield {"bench": f"{kind}, compile", "shape": (rows, length), "unit": "s",
-                       "who": "torch.compile", "rate": took, "worst_decile": took}  # fmt: skip
-                runs["torch.compile"] = compiled
+                try:
+                    compiled()
+                except Exception as error:  # the compiler's own, of any kind
+                    print(f"torch.compile: skipped, {error!r:.300}")
+                else:
+                    took = time.perf_counter() - begin
+                    yield {"bench": f"{kind}, compile", "shape": (rows, length), "unit": "s",
+                           "who": "torch.compile", "rate": took, "worst_decile": took}  # fmt: skip
+                    runs["torch.compile"] = compiled
             yield from compared(kind, runs, rows, length, min(args.rounds, ROUNDS))
 
 
 def compared(kind: str, runs: Runs, rows: int, length: int, rounds: int) -> Iterator[Row]:
-    """A row for each, once what it gives is alike."""
+    """A row for each, with how alike what it gives is to the first; raises after the last one."""
     gave: dict[str, Any] = {}
 
     def keep(who: str) -> None:
@@ -61,16 +65,18 @@ def compared(kind: str, runs: Runs, rows: int, length: int, rounds: int) -> Iter
     times = alternate({who: partial(keep, who) for who in runs}, rounds)
     first = gave[next(iter(gave))].astype(np.float64)
     bar = rows / float(np.median(times.get("torch.compile", [np.inf])))
+    least = 1.0
     for who, seconds in times.items():
         other = gave[who].astype(np.float64)
         if first.ndim == 1:  # scores
             alike = 1.0 - float(np.abs(first - other).max())
         else:
             alike = float((first * other).sum(-1).min())
-        assert alike > ALIKE, (kind, who, alike)
+        least = min(least, alike)
         more = {"bar": BAR * bar} if bar and not who.startswith(("t", "cpu")) else {}
         yield {"bench": kind, "shape": (rows, length), "who": who, "unit": "texts/s", **more,
                "alike": alike, **summary(seconds, rows)}  # fmt: skip
+    assert least > ALIKE, (kind, least)
 
 
 def vectors(

@@ -24,22 +24,22 @@ VadModel = str | os.PathLike[str] | SileroModel
 
 
 class Levels(Protocol):
-    """How much frames that follow one another are like speech.
+    """How much consecutive frames resemble speech.
 
     Attributes:
         per_second: frames a second.
-        threshold: the level at which speech begins, where the rules name none.
+        threshold: the level at which speech begins, unless the rules name one.
     """
 
     per_second: float
     threshold: float
 
     def push(self, samples: Array) -> list[float]:
-        """Levels that more samples f32 [n] at 16 kHz complete."""
+        """Levels of the frames that are complete with these samples, f32 [n] at 16 kHz."""
         ...
 
     def finish(self) -> list[float]:
-        """The other levels, at the end of the sound."""
+        """Levels of the remaining frames, at the end of the sound."""
         ...
 
 
@@ -81,8 +81,8 @@ class SpeechRules(Struct, frozen=True):
 class SpeechDetector:
     """Speech in sound that arrives in pieces: `push` them, then `finish`.
 
-    A region is given when its end is known: the shortest pause after it, and up to 3 s more where
-    energy and spectrum tell it.
+    A region is returned when its end is known: after the shortest pause, and up to 3 s later by
+    energy and spectrum.
 
     Args:
         rules: how frames become regions; by default `SpeechRules()`.
@@ -131,7 +131,7 @@ class SpeechDetector:
 
 
 def _levels(vad_model: VadModel | None) -> Levels:
-    """Where levels come from."""
+    """The detector that computes levels."""
     if vad_model is None:
         return EnergyLevels()
     opened = vad_model if isinstance(vad_model, SileroModel) else SileroModel(vad_model)
@@ -151,10 +151,10 @@ class _Joined:
         self.last = 0  # the last frame of it that was speech
         self.ended = 0.0  # where the region before it ends
         self.cut = False  # whether it goes on where that one was cut
-        self.closed: list[Region] = []  # not given yet: the sound may end in the padding
+        self.closed: list[Region] = []  # not returned yet: the sound may end within the padding
 
     def steps(self, levels: list[float]) -> list[Region]:
-        """The regions that lie before the end of more frames."""
+        """Add frames; the closed regions that end before the last of them."""
         self.closed += [region for level in levels for region in self._step(level)]
         count = sum(end * self.second <= self.at for _, end in self.closed)
         given, self.closed = self.closed[:count], self.closed[count:]
@@ -188,7 +188,7 @@ class _Joined:
         return self._begin()
 
     def finish(self, levels: list[float], total: float) -> list[Region]:
-        """The other regions, of the last frames and a sound of so many seconds."""
+        """Add the last frames; the remaining regions of a sound of so many seconds."""
         found = self.steps(levels) + self.closed
         if self.start is not None:
             found += self._close(self.last + 1)

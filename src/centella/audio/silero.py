@@ -1,11 +1,11 @@
 """Silero's voice activity network, from the user's own ONNX file: onnxruntime runs it on the CPU.
 
-    probability, state = network(end of the window before + window, state, rate)
+    probability, state = network(end of the previous window + window, state, rate)
 
-A window is 512 samples at 16 kHz. Each needs the state after the one before, so the windows of a
-recording run one after the other and not in batches. Names and shapes are read from the file and
-compared with the published interfaces, and a window of silence is run when it is opened: what is
-another network is refused there.
+A window has 512 samples at 16 kHz. Each needs the state that the previous one left, so the windows
+of a recording run one after the other, not in batches. Names, types and shapes are read from the
+file and compared with the published interfaces, and one window of silence is run when the file is
+opened, so another network is refused at once.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from msgspec import Struct
 from centella.audio.mel import RATE, Array
 from centella.errors import DTypeError, MissingExtraError, WeightsError
 
-WINDOW = 512  # samples that the network judges at once
-_SHOWN = 300  # characters of what onnxruntime or a file says of itself
+WINDOW = 512  # samples that one run of the network reads
+_SHOWN = 300  # characters of a message of onnxruntime, or of a list of names
 
 States = dict[str, Array]
-Input = tuple[str, list[Any]]  # type and shape; an axis of any length is a name or None
+Input = tuple[str, list[Any]]  # type and shape; an axis of any length has a name or None
 
 
 class Interface(Struct, frozen=True):
-    """What versions of the network take and give.
+    """Inputs and outputs of the network in some of its versions.
 
     Attributes:
         version: as published.
-        context: samples of the window before that stand before those of a window.
-        states: each input that carries state, and the output that continues it.
-        width: last axis of each, [2, batch, width].
+        context: samples of the previous window that precede those of a window.
+        states: inputs that carry state, each with the output that is its next value.
+        width: last axis of a state, [2, batch, width].
     """
 
     version: str
@@ -51,7 +51,7 @@ class Interface(Struct, frozen=True):
 
     @property
     def outputs(self) -> list[str]:
-        """Names: the probability's, then those of the states."""
+        """Names of the outputs: the probability, then the states."""
         return ["output", *self.states.values()]
 
     def __str__(self) -> str:
@@ -69,15 +69,15 @@ class SileroModel:
     """Silero's network, opened from a file; threads may share it.
 
     Args:
-        path: of `silero_vad.onnx`, version 4, 5 or 6. centella neither has nor fetches one.
+        path: of `silero_vad.onnx`, version 4, 5 or 6. centella contains none and downloads none.
 
     Attributes:
         path: as given.
-        context: samples of the window before that a window needs: 64, or 0 of version 4.
+        context: samples of the previous window that a window needs: 64, or 0 for version 4.
 
     Raises:
-        WeightsError: a file that cannot be read, is not ONNX, or has another interface; says which
-            was expected and what the file has. DTypeError: no path.
+        WeightsError: a file that cannot be read, is not ONNX, or has another interface; the text
+            states the expected interface and that of the file. DTypeError: no path.
         MissingExtraError: onnxruntime is not installed.
     """
 
@@ -107,7 +107,7 @@ class SileroModel:
 
         Args:
             samples: f32 [context + 512], at 16 kHz.
-            states: as `silence` or the step before gave them.
+            states: what `silence` or the previous step returned.
 
         Raises:
             WeightsError: the network fails, or gives no probability.
@@ -115,7 +115,7 @@ class SileroModel:
         given = {"input": samples.reshape(1, -1), "sr": self._rate, **states}
         try:
             found, *after = self._session.run(self._interface.outputs, given)
-        except Exception as error:  # onnxruntime's have no base of their own
+        except Exception as error:  # onnxruntime's exceptions have no common base
             raise WeightsError(f"{self.path}: onnxruntime: {_in_short(error)}") from error
         if found.size != 1 or not 0.0 <= found.item() <= 1.0:
             raise WeightsError(
@@ -125,11 +125,11 @@ class SileroModel:
 
 
 class SileroLevels:
-    """Probabilities of speech, of windows of 32 ms that follow one another.
+    """Probabilities of speech of consecutive windows of 32 ms.
 
     Attributes:
-        per_second: how many windows a second has.
-        threshold: the probability at which speech begins, where the rules name none.
+        per_second: windows a second.
+        threshold: the probability at which speech begins, unless the rules name one.
     """
 
     per_second: float = RATE / WINDOW
@@ -141,7 +141,7 @@ class SileroLevels:
         self._samples = np.zeros(model.context, np.float32)  # the next window's context, and more
 
     def push(self, samples: Array) -> list[float]:
-        """Probabilities of the windows that more samples [n] complete."""
+        """Probabilities of the windows that are complete with these samples [n]."""
         self._samples = np.concatenate([self._samples, samples])
         whole = (len(self._samples) - self._model.context) // WINDOW * WINDOW
         levels = [self._step(first) for first in range(0, whole, WINDOW)]
@@ -149,7 +149,7 @@ class SileroLevels:
         return levels
 
     def finish(self) -> list[float]:
-        """The probability of the last window, with zeros behind it, if samples are left."""
+        """The probability of the last window, padded with zeros, if it has samples."""
         left = len(self._samples) - self._model.context
         return self.push(np.zeros(WINDOW - left, np.float32)) if left else []
 
@@ -188,7 +188,7 @@ def _open(path: str) -> tuple[Any, dict[str, Input], list[str]]:
 
 
 def _interface(path: str, inputs: Mapping[str, Input], outputs: Sequence[str]) -> Interface:
-    """The one that the file has."""
+    """The published interface that the file has."""
     for known in INTERFACES:
         if inputs.keys() == known.inputs.keys() and set(known.outputs) <= set(outputs):
             if all(_fits(inputs[name], *known.inputs[name]) for name in inputs):
@@ -203,7 +203,7 @@ def _interface(path: str, inputs: Mapping[str, Input], outputs: Sequence[str]) -
 
 
 def _fits(given: Input, kind: str, dims: list[int]) -> bool:
-    """Whether an input takes an array of a type and shape; a number may have axes of 1."""
+    """Whether an input takes an array of a type and shape; a single number may have axes of 1."""
     shape = given[1]
     if given[0] != kind or (dims and len(shape) != len(dims)):
         return False

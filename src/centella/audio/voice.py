@@ -46,11 +46,11 @@ _SECOND = RATE // STEP  # frames
 
 
 class EnergyLevels:
-    """How far above the noise each frame is, of what is not steady; frames are 20 ms apart.
+    """The excess over the noise of each frame, 0 where the sound is steady; frames are 20 ms apart.
 
     Attributes:
-        per_second: how many frames a second has.
-        threshold: the excess at which speech begins, where the rules name none; noise alone has
+        per_second: frames a second.
+        threshold: the excess at which speech begins, unless the rules name one; noise alone has
             0.11 +- 0.02.
     """
 
@@ -65,13 +65,13 @@ class EnergyLevels:
         self._judged = 0  # rows of these that have been judged, and stay as context
 
     def push(self, samples: Array) -> list[float]:
-        """Levels of the frames whose context more samples [n] complete; a second's at least."""
+        """Levels of frames whose context is complete with these samples [n]; a second or more."""
         self._take(samples)
         ready = len(self._bands) - CONTEXT - self._judged
         return self._judge(ready) if ready >= _SECOND else []
 
     def finish(self) -> list[float]:
-        """Levels of the other frames, around every sample there is."""
+        """Levels of the remaining frames, at the end of the sound."""
         self._take(np.zeros(FRAME // 2, np.float32))
         return self._judge(len(self._bands) - self._judged)
 

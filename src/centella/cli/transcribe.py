@@ -67,11 +67,13 @@ Batch = Annotated[
 ]
 Vad = Annotated[
     str,
-    typer.Option(metavar="V", help="What finds speech: auto, silero, energy; off: all is heard."),
+    typer.Option(
+        metavar="V", help="Finds speech: auto, silero, energy; off: everything is transcribed."
+    ),
 ]
 VadModel = Annotated[
     str | None,
-    typer.Option(metavar="F", help="Your file silero_vad.onnx; auto uses it, where named."),
+    typer.Option(metavar="F", help="Your silero_vad.onnx; auto uses it if it is named."),
 ]
 Prompt = Annotated[str | None, typer.Option(metavar="S", help="Text taken to come before.")]
 Hotwords = Annotated[str | None, typer.Option(metavar="S", help="Words to expect.")]

@@ -24,7 +24,7 @@ from centella.weights.model_files import read_json, show
 TASKS = ("transcribe", "translate")
 TIMES = ("none", "segment", "word")
 DETECTORS = ("auto", "silero", "energy", "off")
-VAD_MODEL = "CENTELLA_VAD_MODEL"  # the variable that names the file where no argument does
+VAD_MODEL = "CENTELLA_VAD_MODEL"  # environment variable: the file if no argument names one
 SHOWN = 12  # codes of languages that an error names
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Regions = Sequence[tuple[float, float]]
@@ -114,7 +114,7 @@ class Options(Struct, frozen=True):
         )
 
     def detector(self) -> SpeechDetector | None:
-        """What finds the regions of a recording; None: nothing does."""
+        """The detector of the regions of speech; None: everything is transcribed."""
         return None if self.vad == "off" else SpeechDetector(vad_model=self.vad_model)
 
     @classmethod
@@ -147,14 +147,14 @@ class Options(Struct, frozen=True):
 
 
 def vad_network(op: str, vad: str, named: VadModel | None) -> SileroModel | None:
-    """The network that finds regions of speech, opened; None: energy and spectrum do, or nothing.
+    """Silero's network, opened, if it is to find the speech; else None.
 
     Args:
         vad: one of `DETECTORS`.
         named: the network or its file; None: the file that `CENTELLA_VAD_MODEL` names.
 
     Raises:
-        ShapeError: another `vad`, a file where none is read, none where one is needed.
+        ShapeError: another `vad`; a file that `vad` does not use; no file if `vad` is "silero".
         WeightsError, DTypeError, MissingExtraError: as `SileroModel`.
     """
     one_of(op, "vad", vad, DETECTORS)
@@ -205,7 +205,7 @@ def _flag(op: str, name: str, value: Any) -> bool:
 
 
 def _as_it_is(op: str, name: str, value: Any) -> Any:
-    return value  # who opens it says what it is not
+    return value  # `vad_network` checks it
 
 
 def _number(op: str, name: str, value: Any) -> float | None:
