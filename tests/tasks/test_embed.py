@@ -113,16 +113,16 @@ def test_normalize_overrides_the_folder(on_cpu: Embedder) -> None:
 def test_what_encode_takes_and_gives(on_cpu: Embedder) -> None:
     texts = ["b " * n for n in (40, 1, 17, 3, 30)]
     vectors = on_cpu.encode(texts, batch_size=2)
-    assert (vectors.shape, vectors.dtype) == ((5, 48), np.float32)
+    assert vectors.shape == (5, 48) and vectors.dtype == np.float32
     single = on_cpu.encode(texts[2])
-    assert (single.shape, single.dtype) == ((48,), np.float32)
+    assert single.shape == (48,) and single.dtype == np.float32
     np.testing.assert_allclose(single, vectors[2], atol=1e-6)
     np.testing.assert_allclose(on_cpu.encode(t for t in texts), vectors, atol=1e-6)
     np.testing.assert_allclose(on_cpu.encode(tuple(texts), 32), vectors, atol=1e-6)
     nothing: list[Any] = [[], (), iter(())]
     for none in nothing:
         empty = on_cpu.encode(none)
-        assert (empty.shape, empty.dtype) == ((0, 48), np.float32)
+        assert empty.shape == (0, 48) and empty.dtype == np.float32
 
 
 def test_equal_inputs_give_equal_vectors(tiny: Embedder) -> None:

@@ -175,7 +175,7 @@ def test_fewer_bits(on_cpu: Embedder, caplog: pytest.LogCaptureFixture) -> None:
     ranges = np.stack([np.full(20, -0.5), np.full(20, 0.5)])
     levels = ((vectors + 0.5) / (1 / 255)).clip(0, 255)
     got = on_cpu.encode(TEXTS, dtype="int8", ranges=ranges)
-    assert (got.dtype, caplog.messages) == (np.int8, [])
+    assert got.dtype == np.int8 and caplog.messages == []
     assert np.abs(got.astype(int) - (levels - 128)).max() <= 1.01
     own = on_cpu.encode(TEXTS, dtype="uint8")
     assert "those of 4 vectors" in caplog.messages[0]
