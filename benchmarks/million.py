@@ -25,8 +25,7 @@ from passages import BATCH, paragraphs
 
 import centella as ct
 from centella.cli.reading import lines_of
-from centella.tasks.batches import batches_of, run_batches
-from centella.tasks.embed import TOGETHER
+from centella.tasks.batches import TOGETHER, batches_of, run_batches
 from centella.tasks.forward import Forward
 from centella.weights.vectors import write_vectors
 
