@@ -22,6 +22,8 @@ from msgspec import Struct
 
 from centella.dtypes import DType, dtype_of
 from centella.errors import DTypeError, ShapeError
+from centella.op.axes import LETTERS, WHOLE, Axes, axes
+from centella.op.form import Form
 from centella.op.op import Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
@@ -166,7 +168,15 @@ def reference(x: Any, *more: Any, **named: Any) -> Any:
     return tuple(every[i] for i in kept) if len(kept) > 1 else every[-1]
 
 
+def axes_of(form: Form[ChainAttrs]) -> Axes:
+    """Rows of x. A link reads all outputs of the one before, so nothing else is divided."""
+    rows = LETTERS[: len(form.inputs[0].shape) - 1] + WHOLE
+    own = len(form.inputs) - 1 - form.attrs.given
+    weights = [WHOLE * len(spec.shape) for spec in form.inputs[len(form.inputs) - own :]]
+    return axes([rows] * (1 + form.attrs.given) + weights, [rows] * len(form.outputs))
+
+
 CHAIN: Op[ChainAttrs] = Op(
     "linear_chain", rule, reference, "centella.ops.matmul.chain_kernel:lower", takes_rows,
-    VARIANTS, attrs=ChainAttrs, doc=__doc__ or "",
+    VARIANTS, attrs=ChainAttrs, axes=axes_of, doc=__doc__ or "",
 )  # fmt: skip
