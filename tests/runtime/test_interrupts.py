@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from centella.host import interrupts
-from centella.host.interrupts import interruptible, uninterrupted
+from centella.host.interrupts import called_back, interruptible, uninterrupted
 from centella.runtime.pipelines import PipelineCache
 from tests.runtime.test_device import needs, python
 
@@ -61,6 +61,15 @@ def callback(done: list[str]) -> None:
     steps(done)
 
 
+@called_back
+def of_a_driver(done: list[str], inside: Any = section) -> None:
+    """What it raises is lost."""
+    try:
+        inside(done)
+    except KeyboardInterrupt:
+        done.append("lost")
+
+
 class Watched:
     pass
 
@@ -85,8 +94,10 @@ def test_a_section_is_not_interrupted_and_what_it_calls_back_is() -> None:
         time.sleep(0.01)  # and no second one comes
 
 
+@pytest.mark.parametrize("longest", [10, 0.005])
 @pytest.mark.usefixtures("guarded")
-def test_a_finalizer_is_not_interrupted() -> None:
+def test_a_finalizer_is_not_interrupted(monkeypatch: pytest.MonkeyPatch, longest: float) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", longest)
     done: list[str] = []
 
     class Freed:
@@ -100,6 +111,48 @@ def test_a_finalizer_is_not_interrupted() -> None:
     weakref.finalize(watched[0], steps, done)
     after(watched.clear)
     assert done == ["begun", "ended"]
+
+
+@pytest.mark.parametrize("longest", [10, 0.005])
+@pytest.mark.parametrize("inside", [section, callback, steps])
+@pytest.mark.usefixtures("guarded")
+def test_a_callback_of_a_driver_is_not_interrupted(
+    monkeypatch: pytest.MonkeyPatch, inside: Any, longest: float
+) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", longest)
+    done: list[str] = []
+    after(of_a_driver, done, inside)
+    assert done == ["begun", "ended"]
+    time.sleep(0.01)  # and no second one comes
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_signal_whose_handler_raises_waits_for_a_callback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", 0.005)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def leave(number: int, frame: Any) -> None:
+        if not interrupts.raise_later(number, frame):
+            raise KeyboardInterrupt
+
+    def terminated(done: list[str]) -> None:
+        done.append("begun")
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        done.append("ended")
+
+    signal.signal(signal.SIGTERM, leave)
+    done: list[str] = []
+    try:
+        after(of_a_driver, done, terminated)
+        assert done == ["begun", "ended"]
+        done.clear()
+        after(section, done, terminated)
+        assert done == ["begun"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.usefixtures("guarded")
@@ -210,6 +263,56 @@ except KeyboardInterrupt:
     run = python(code)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout == "cancelled [2.0, 2.0, 2.0, 2.0]\ninterrupted [3.0, 3.0, 3.0, 3.0]\n"
+
+
+LOOP = """
+import os, signal, threading, time, numpy as np, centella as ct
+device = ct.device({name!r})
+x = ct.asarray(np.ones((384, 384), np.float32), device=device)
+(x @ x).numpy()
+results, sent = [], []
+def once():
+    {once}
+begin = time.perf_counter()
+for _ in range(5):
+    once()
+rounds = int(20 / (time.perf_counter() - begin)) * 5  # for 20 s
+def send():
+    time.sleep(0.1)
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=send).start()
+try:
+    for _ in range(rounds):
+        once()
+    print("none came")
+except KeyboardInterrupt:
+    took = time.perf_counter() - sent[0]
+    assert took < 1, took
+    assert (x @ x).numpy()[0, 0] == 384
+    print("on")
+"""
+SUBMITTED = {
+    "a batch": """
+    with device.batch():
+        results.append(x @ x)
+""",
+    "a batch that is executed": """
+    batch = device.batch()
+    y = batch.matmul(x, x)
+    batch.execute()
+""",
+    "a read": "ct.fetch(x @ x)",
+    "an upload": "ct.asarray(np.ones((3000, 3000), np.float32), device=device)",
+}
+
+
+@pytest.mark.parametrize("once", SUBMITTED)
+def test_a_loop_that_only_submits_is_interrupted(once: str) -> None:
+    """It hardly ever is outside a section."""
+    needs("webgpu")
+    run = python(LOOP.format(name="webgpu", once=SUBMITTED[once]))
+    assert (run.returncode, run.stdout, run.stderr) == (0, "on\n", "")
 
 
 # -- work of the CPU ------------------------------------------------------------------------------
