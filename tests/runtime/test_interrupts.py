@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from centella.host import interrupts
 from centella.host.interrupts import called_back, interruptible, uninterrupted
+from centella.runtime import process_end
 from centella.runtime.pipelines import PipelineCache
 from tests.runtime.test_device import needs, python
 
@@ -213,6 +215,32 @@ def test_an_interrupt_that_waits_has_no_further_program_compiled() -> None:
 
     after(compile_all)
     assert done == ["one"] and cache.names() == ["one"]
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_second_interrupt_at_the_end_of_the_process_ends_the_wait_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Busy:
+        lock = threading.Lock()
+
+    left: list[Any] = []
+
+    def executors() -> list[Any]:
+        signal.raise_signal(signal.SIGINT)
+        return [Busy, Busy]
+
+    def leave(busy: list[Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        left.extend(busy)
+
+    monkeypatch.setattr(process_end, "_leave_as_it_is", leave)
+    begin = time.monotonic()
+    with Busy.lock, pytest.raises(KeyboardInterrupt):
+        process_end._end(executors)
+        assert left == [Busy, Busy] and time.monotonic() - begin < 1
+        time.sleep(5)
+    assert left == [Busy, Busy]
 
 
 def test_a_handler_of_the_application_stays() -> None:
