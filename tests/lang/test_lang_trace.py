@@ -173,6 +173,9 @@ with lang.if_(n > 3):  # <- the lang.range block opened at
         break
     y[0] = 1.0
 
+with lang.range(n):  # <- write `for i in lang.range(n):`
+    y[0] = 1.0
+
 with lang.else_():  # <- must follow the end of a lang.if_
     y[0] = 1.0
 

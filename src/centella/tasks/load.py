@@ -25,7 +25,7 @@ from centella.tasks.embed import Embedder
 from centella.tasks.embed_folder import read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
-from centella.tensors.arguments import one_of
+from centella.tensors.arguments import flag, one_of
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
@@ -229,10 +229,16 @@ def load(
             supported; rows to quantise are not a multiple of 32. The error names file, tensor,
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
-        DTypeError: an unknown dtype; `devices` is not a list. ShapeError: another `quantize`.
+        DTypeError: an unknown dtype; `devices`, `warm` or `progress` of another type.
+        ShapeError: another `quantize`.
         OutOfMemoryError, LimitError: the weights do not fit on the device. Raised before any weight
             is sent; states the bytes needed and free, and which `quantize` would fit.
     """
+    flag("load", "warm", warm)
+    if progress is not None and not callable(progress):
+        raise DTypeError(
+            f"load: expected None or a function of two numbers for progress, got {progress!r:.80}"
+        )
     if devices is not None:
         return _on_several(devices, device, progress, path=path, dtype=dtype, warm=warm, task=task,
                            quantize=quantize)  # fmt: skip
