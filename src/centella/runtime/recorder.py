@@ -258,8 +258,8 @@ class Recorder:
                 self._make_room(target)
             return target.add_upload(spec, raw, site)
 
-    def fill(self, spec: Spec, read: Callable[[int, Array], None]) -> Value | None:
-        """Large host data that is read part after part as a value, as `Storage.fill` takes it.
+    def fill(self, specs: Sequence[Spec], read: Callable[..., None]) -> list[Value] | None:
+        """Large host data that is read part after part as values, as `Storage.fill` takes it.
 
         Returns:
             None for small data, and where it is to be written later: that is for `upload`.
@@ -267,11 +267,13 @@ class Recorder:
         Raises:
             As `upload`.
         """
-        if spec.storage_bytes <= PART or innermost(self._device) is not None:
+        total = sum(spec.storage_bytes for spec in specs)
+        if total <= PART or innermost(self._device) is not None:
             return None
-        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
-        self._check_fits(spec, "upload:")
-        return self._storage.fill(spec, read, call_site(2))
+        permit(f"upload of {total:,} bytes", "uploads")
+        for spec in specs:
+            self._check_fits(spec, "upload:")
+        return self._storage.fill(specs, read, call_site(2))
 
     # -- when a lazy recording runs ---------------------------------------------------------------
 

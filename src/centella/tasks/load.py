@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from os import PathLike
@@ -76,6 +75,9 @@ Devices = Literal["all"] | Sequence[str | Device]
 TASKS = ("embed", "generate", "classify", "tag", "transcribe")
 COMMANDS = {"embed": "embed", "generate": "generate", "classify": "rank",
             "transcribe": "transcribe"}  # fmt: skip
+# What ends the names of matrices that GGUF files have in f32 whatever the others are in; no vector
+# is asked either.
+WIDE = (".mlp.gate.weight", ".position_embeddings.weight", ".token_type_embeddings.weight")
 # By the `model_type` of config.json.
 FAMILIES = {
     **dict.fromkeys(
@@ -436,12 +438,13 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
             )  # fmt: skip
         return kind, kind
     quantised = any(getattr(tensor, "format", "") for tensor in tensors.values())
-    held: Counter[DType] = Counter()
-    for tensor in tensors.values():
-        of_norm = quantised and len(tensor.shape) < 2  # GGUF files have those in f32
-        if tensor.dtype is not None and tensor.dtype.is_float and not of_norm:
-            held[tensor.dtype] += tensor.nbytes
-    stored = next(iter(held)) if len(held) == 1 else f32  # of a mix, the one that holds all
+    of_matrices = {
+        tensor.dtype
+        for name, tensor in tensors.items()
+        if tensor.dtype is not None and tensor.dtype.is_float
+        and len(tensor.shape) > 1 and not name.endswith(WIDE)
+    }  # fmt: skip
+    stored = of_matrices.pop() if len(of_matrices) == 1 else f32  # of a mix, which holds all
     if device.caps.target == "ptx":
         return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
