@@ -25,6 +25,8 @@ CHEAP = (
     "speech --devices cpu --dtypes f32 --rows 1",
     "transcribe --devices cpu",
     "generate --devices cpu --dtypes q8_0,q4_k --rows 1",
+    "generate --devices cpu --shapes mini-moe --rows 1",
+    "speculation --devices cpu --dtypes f32",
     f"minilm --devices cpu --model {TINY_BERT}",
     f"passages --devices cpu --dtypes f32 --model {TINY_BERT}",
     f"sentence --devices cpu --dtypes f32 --model {TINY_BERT}",
