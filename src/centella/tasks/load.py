@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from msgspec import Struct
 
@@ -25,7 +25,7 @@ from centella.tasks.embed import Embedder
 from centella.tasks.embed_folder import read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
-from centella.tensors.arguments import one_of
+from centella.tensors.arguments import one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
@@ -184,7 +184,7 @@ def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    devices: Devices | None = None, **other: Never,
 ) -> Any:  # fmt: skip
     """Load a model from a folder, a repository of huggingface.co or a GGUF file.
 
@@ -233,6 +233,7 @@ def load(
         OutOfMemoryError, LimitError: the weights do not fit on the device. Raised before any weight
             is sent; states the bytes needed and free, and which `quantize` would fit.
     """
+    refuse_names("load", other)
     if devices is not None:
         return _on_several(devices, device, progress, path=path, dtype=dtype, warm=warm, task=task,
                            quantize=quantize)  # fmt: skip
