@@ -30,7 +30,7 @@ from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.gguf import GGUF, open_gguf
-from centella.weights.model_files import is_file, show
+from centella.weights.model_files import is_file, read_json, show
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
@@ -343,7 +343,8 @@ def _open_folder(folder: Path, task: str | None) -> _Files:
     family = _family(file, values)
     listed = values.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
-    pooled = is_file(folder / "modules.json")
+    saved = read_json(folder / "config_sentence_transformers.json")
+    pooled = is_file(folder / "modules.json") and saved.get("model_type") != "CrossEncoder"
     if family.task == "generate" and (task == "embed" or (task is None and pooled)):
         family = EMBEDDING_DECODER
     elif family.task == "generate" and task == "classify":
