@@ -8,6 +8,7 @@
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
+    python benchmarks/run.py bias --devices cuda --json results/bias.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
     python benchmarks/run.py generate --devices cuda,webgpu --rows 1 --json results/generate.json
     python benchmarks/run.py timeline --devices cuda --json results/timeline.json
@@ -57,7 +58,7 @@ from typing import Any
 
 import numpy as np
 import onnx_webgpu
-from attention import attention, attention_sweep
+from attention import attention, attention_sweep, bias
 from attention_cores import attention_cores
 from checkpoints import embedder
 from cpu import cpu
@@ -234,8 +235,8 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "imported": imported, "gemv": gemv,
-    "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
-    "minilm": minilm,
+    "thin": thin_sweep, "attention": attention, "bias": bias, "tiles": attention_sweep,
+    "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "first": first, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
