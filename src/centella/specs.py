@@ -261,6 +261,11 @@ class Caps(Struct, frozen=True):
         return self.target == "ir" or self.sm >= 90
 
     @property
+    def launches_are_free(self) -> bool:
+        """Whether a launch costs nothing beside its work: where a CPU does it."""
+        return self.family in ("software", "simulator", "cpu")
+
+    @property
     def safe_binding(self) -> int:
         """Bytes that a binding has room for wherever they begin: whole chunks, as storage has."""
         return (self.max_binding - self.binding_alignment) // 16 * 16

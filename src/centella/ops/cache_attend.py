@@ -239,7 +239,13 @@ def flops_of(form: Form[CacheAttendAttrs]) -> int:
     return 4 * math.prod(form.inputs[0].shape)
 
 
+def preferred(form: Form[CacheAttendAttrs], caps: Caps) -> bool:
+    """Where launches cost something."""
+    return not caps.launches_are_free and form.within_binding(caps)
+
+
 CACHE_ATTEND = Op(
     "cache_attend", rule, reference, lower, takes, attrs=CacheAttendAttrs, mutates=(0, 1),
-    host=host, axes=axes_of, flops=flops_of, doc=__doc__ or "",
+    host=host, axes=axes_of, flops=flops_of, preferred=preferred,
+    narrower=True, doc=__doc__ or "",
 )  # fmt: skip
