@@ -220,7 +220,7 @@ def lower(form: Form[CacheAttendAttrs], caps: Caps) -> Lowered:
             Ref(0, flat(keys)), Ref(1, flat(values)))  # fmt: skip
     reads = {"q": 1, "k": 1, "v": 1, "starts": 1}
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
-    constants = (("dim", d), ("early", caps.sm >= 90), ("team", team))
+    constants = (("dim", d), ("early", caps.early_launch), ("team", team))
     return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, b * h, face=params),))
 
 

@@ -436,7 +436,7 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
         if tensor.dtype is not None and tensor.dtype.is_float and not of_norm:
             held[tensor.dtype] += tensor.nbytes
     stored = next(iter(held)) if len(held) == 1 else f32  # of a mix, the one that holds all
-    if device.caps.target == "ptx":
+    if device.caps.narrow_activations:
         return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
     return (f32 if device.caps.target == "numpy" else stored), f32

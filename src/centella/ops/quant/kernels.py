@@ -177,7 +177,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
         ("activation", form.attrs.activation), ("format", kind.name),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
-        ("together", together(kind, tile, x.dtype) if caps.sm >= 80 else 0),
+        ("together", together(kind, tile, x.dtype) if caps.reserves_registers else 0),
         ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip
     groups = -(-problem.n // tile.outputs) if problem.m else 0
