@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import centella as ct
+from centella.specs import Caps
 from tests.support.devices import DEVICES, GPU, WINDOWED, open_device
 from tests.support.exclusive import exclusive
 
@@ -42,6 +43,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
         pytest.skip(opened)
     yield opened
     opened.recorder.implicit().fail()
+
+
+@pytest.fixture
+def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are chosen as where launches cost something: on a GPU."""
+    monkeypatch.setattr(Caps, "launches_are_free", False)
+    monkeypatch.setattr(device.recorder, "_preferences", {})
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -447,7 +447,7 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
         and len(tensor.shape) > 1 and not name.endswith(WIDE)
     }  # fmt: skip
     stored = of_matrices.pop() if len(of_matrices) == 1 else f32  # of a mix, which holds all
-    if device.caps.target == "ptx":
+    if device.caps.narrow_activations:
         return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
     return (f32 if device.caps.target == "numpy" else stored), f32
