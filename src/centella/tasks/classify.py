@@ -24,7 +24,7 @@ from centella.tasks.batches import (
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
-from centella.tensors.hints import embedder_getattr
+from centella.tensors.hints import Hinted
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 
@@ -54,7 +54,7 @@ class ClassifierConfig(Struct, frozen=True):
     lower_case: bool = False
 
 
-class _Runner:
+class _Runner(Hinted):
     """Encoded texts to logits, in batches, captured for each size of batch."""
 
     def __init__(
@@ -72,11 +72,6 @@ class _Runner:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's logits: `classifier(ids, lengths)`."""
         return self.model(*args, **kwargs)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return embedder_getattr(self, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.labels)} labels, {self.model.device!r})"

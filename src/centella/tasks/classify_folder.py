@@ -69,6 +69,7 @@ def _stated_activation(folder: Path) -> str:
     values = read_json(file)
     own = values.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
+    name = name or read_json(folder / "config_sentence_transformers.json").get("activation_fn")
     name = name or values.get("sbert_ce_default_activation_function")
     kind = str(name or "").rpartition(".")[2].lower()
     if kind not in ("", *ACTIVATIONS):
