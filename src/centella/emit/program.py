@@ -135,6 +135,9 @@ class Kernel:
         return repeated
 
 
+LOOPS = frozenset({"for", "loop"})
+
+
 class _Keyed(Struct, frozen=True, eq=False):
     key: str
 
@@ -149,7 +152,8 @@ class Program(_Keyed, frozen=True, eq=False):
     """What a backend compiles: target text with its identity.
 
     `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
-    them without bounds checks of its own. A user's kernel is never trusted.
+    them without bounds checks of its own. A user's kernel is never trusted. One that `reports`
+    counts in a word of the device how often its driver has stopped a loop.
     """
 
     target: str
@@ -158,6 +162,7 @@ class Program(_Keyed, frozen=True, eq=False):
     ir: KernelIR
     trusted: bool = False
     moves: bool = False
+    reports: bool = False
 
 
 class HostProgram(_Keyed, frozen=True, eq=False):
@@ -188,10 +193,12 @@ def program_of(
         LimitError: for more shared memory, threads or bindings than the device has, or for
             subgroup operations or operations of `centella.lang.ptx` where it has none.
     """
+    reports = bool(caps.max_loop_rounds and not trusted and ir.first(LOOPS))
+    noted = 4 * ir.workgroup if reports else 0
     limits = (
         ("threads a workgroup", ir.workgroup, caps.max_workgroup),
-        ("bytes of workgroup memory", ir.shared_bytes, caps.max_shared),
-        ("storage buffers", len(ir.args), caps.max_storage_buffers),
+        ("bytes of workgroup memory", ir.shared_bytes + noted, caps.max_shared),
+        ("storage buffers", len(ir.args) + reports, caps.max_storage_buffers),
     )
     for what, asked, most in limits:
         if asked > most:
@@ -219,12 +226,12 @@ def program_of(
         settle = caps.rewrites_arithmetic and not rewritable
         source = emit_wgsl(
             ir, native_f16=caps.native_f16_pack, keep_loops=keep, settle_floats=settle,
-            copies=copies,
+            copies=copies, report_stops=reports,
         )  # fmt: skip
         flags = (caps.native_f16_pack, trusted, keep, settle)
         key = f"wgsl:{ir.digest}:{''.join(str(int(flag)) for flag in flags)}"
-        key += "".join(f":{loop}x{n}" for loop, n in copies)
-        return Program(key, "wgsl", ir.name, source, ir, trusted)
+        key += "".join(f":{loop}x{n}" for loop, n in copies) + (":stops" if reports else "")
+        return Program(key, "wgsl", ir.name, source, ir, trusted, reports=reports)
     if caps.target == "ptx":
         from centella.emit.ptx import emit_ptx
 
