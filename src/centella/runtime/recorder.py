@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from centella.backends.base import Array, Buffer
 from centella.emit.program import exact
-from centella.errors import ContractError, DeviceError, LimitError
+from centella.errors import ContractError, DeviceError, DTypeError, LimitError, ShapeError
 from centella.host.interrupts import guard, uninterrupted, waiting
 from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
@@ -39,6 +39,7 @@ class Recorder:
         self._device = executor.device
         self._lock = executor.lock
         self._forms: dict[Any, Form[Any]] = {}
+        self._preferences: dict[Any, bool] = {}
         self._local = threading.local()
         self._implicit: WeakSet[Recording] = WeakSet()
         self._temporary_limit = max(64 << 20, min(executor.backend.caps.max_buffer, 16 << 30) // 16)
@@ -72,6 +73,30 @@ class Recorder:
                 self._forms.clear()
             form = self._forms[key] = self._new_form(op, specs, attrs)
         return form
+
+    def prefers(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> bool:
+        """Whether a kernel of an op is preferred to the ops that it stands for.
+
+        Raises:
+            ShapeError, DTypeError: from the op's rule, unless those ops take more.
+        """
+        assert op.preferred is not None, f"{op.name} stands for no other ops"
+        key: Any = (op, specs, *attrs, *map(exact, attrs.values()))
+        known = self._preferences.get(key)
+        if known is None:
+            typed = op.attrs(**attrs)
+            try:
+                outputs = tuple(self._storage.spec(*out) for out in op.rule(specs, typed))
+            except (ShapeError, DTypeError):
+                if not op.narrower:
+                    raise
+                known = False
+            else:
+                known = op.preferred(Form(op, specs, outputs, typed), self._executor.backend.caps)
+            if len(self._preferences) >= FORMS:
+                self._preferences.clear()
+            self._preferences[key] = known
+        return known
 
     def _new_form(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form[Any]:
         typed = op.attrs(**attrs)
@@ -258,8 +283,8 @@ class Recorder:
                 self._make_room(target)
             return target.add_upload(spec, raw, site)
 
-    def fill(self, spec: Spec, read: Callable[[int, Array], None]) -> Value | None:
-        """Large host data that is read part after part as a value, as `Storage.fill` takes it.
+    def fill(self, specs: Sequence[Spec], read: Callable[..., None]) -> list[Value] | None:
+        """Large host data that is read part after part as values, as `Storage.fill` takes it.
 
         Returns:
             None for small data, and where it is to be written later: that is for `upload`.
@@ -267,11 +292,13 @@ class Recorder:
         Raises:
             As `upload`.
         """
-        if spec.storage_bytes <= PART or innermost(self._device) is not None:
+        total = sum(spec.storage_bytes for spec in specs)
+        if total <= PART or innermost(self._device) is not None:
             return None
-        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
-        self._check_fits(spec, "upload:")
-        return self._storage.fill(spec, read, call_site(2))
+        permit(f"upload of {total:,} bytes", "uploads")
+        for spec in specs:
+            self._check_fits(spec, "upload:")
+        return self._storage.fill(specs, read, call_site(2))
 
     # -- when a lazy recording runs ---------------------------------------------------------------
 

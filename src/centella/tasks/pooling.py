@@ -235,7 +235,8 @@ def _pooling(file: Path) -> str:
     modes = [f.removesuffix("_token") if f == "cls_token" else f.removesuffix("_tokens")
              for f in flags if f not in ("include_prompt",)]  # fmt: skip
     if named is not None:
-        modes = [str(m) for m in (named if isinstance(named, list) else [named])]
+        modes = [str(m).removesuffix("_tokens") for m in
+                 (named if isinstance(named, list) else [named])]  # fmt: skip
     if not modes or any(m not in POOLINGS for m in modes):
         got = show(", ".join(map(str, modes)) or "none")[1:-1]
         raise WeightsError(f"{file}: pooling: expected one of {', '.join(POOLINGS)}, got {got}")
@@ -262,6 +263,9 @@ def _dense(folder: Path) -> DenseConfig:
             f"{file}: activation_function: expected one of {', '.join(DENSE_ACTIVATIONS)}, "
             f"got {show(name)}"
         )
+    for key, usual in (("use_residual", False), ("module_input_name", "sentence_embedding")):
+        if config.get(key, usual) != usual:
+            raise WeightsError(f"{file}: {key}: expected {usual}, got {show(config[key])}")
     bias = config.get("bias", True) is not False
     return DenseConfig(str(folder), int(inner or 0), int(outer or 0), bias, DENSE_ACTIVATIONS[kind])
 
