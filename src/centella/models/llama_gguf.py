@@ -105,11 +105,8 @@ class Changed(Struct, frozen=True, eq=False):
 
     def read_rows(self, first: int, out: Array) -> None:
         """Read elements of `array` or `blocks` along axis 0, from `first` on."""
-        rows = (
-            np.arange(first, first + len(out))
-            if self.rows is None
-            else self.rows[first:][: len(out)]
-        )
+        order = np.arange(self.shape[0]) if self.rows is None else self.rows
+        rows = order[first : first + len(out)]
         begin = int(rows.min())
         data = np.empty((int(rows.max()) + 1 - begin, *out.shape[1:]), out.dtype)
         self.stored.read_rows(begin, data)
