@@ -129,8 +129,8 @@ def write(
         value = config.get(field)
         if value is None:
             continue
-        write_value = writer.add_uint32 if isinstance(value, int) else writer.add_float32
-        write_value(f"{architecture}.{key}", value)
+        add = {bool: writer.add_bool, int: writer.add_uint32}.get(type(value), writer.add_float32)
+        add(f"{architecture}.{key}", value)
     if rope.get("rope_type") in ("linear", "yarn", "longrope"):
         if "factor" in rope:
             writer.add_string(f"{architecture}.rope.scaling.type", rope["rope_type"])
