@@ -45,11 +45,12 @@ class Peak(Struct, frozen=True):
     last: tuple[int, int]
 
 
-def write_model(folder: Path, dtype: str = "BF16") -> Path:
+def write_model(folder: Path, dtype: str = "BF16", **changes: int) -> Path:
     """A decoder in three shards, its layers whole in one; random weights."""
-    config = {**json.loads((SMALL / "config.json").read_text()), **CONFIG}
+    c = {**CONFIG, **changes}
+    config = {**json.loads((SMALL / "config.json").read_text()), **c}
     (folder / "config.json").write_text(json.dumps(config))
-    c, layers = CONFIG, int(CONFIG["num_hidden_layers"])
+    layers = int(c["num_hidden_layers"])
     hidden, inner, heads = c["hidden_size"], c["intermediate_size"], c["head_dim"]
     shapes = {
         "model.embed_tokens.weight": (c["vocab_size"], hidden),

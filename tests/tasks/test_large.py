@@ -36,6 +36,25 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("large"))
 
 
+@pytest.mark.sweep
+@pytest.mark.devices("webgpu-minimum")
+def test_a_vocabulary_larger_than_a_binding(device: ct.Device, tmp_path: Path) -> None:
+    """135 MB of embedding and head, in windows where a binding has 128 MiB: the CPU's tokens."""
+    folder = write_model(tmp_path, vocab_size=132_000, intermediate_size=64, num_hidden_layers=2)
+    host, model = (ct.load(folder, d, "f32", task="generate") for d in ("cpu", device))
+    assert model.model.embed_tokens.weight.nbytes > device.caps.max_binding
+    prompts = [[5, 131_999, 77], [70_000]]
+    drawn: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 3}
+    for options in ({}, drawn):
+        options = {"max_new_tokens": 6, "ignore_eos": True, **options}
+        wanted = [host.generate(prompt, **options).ids for prompt in prompts]
+        assert [model.generate(prompt, **options).ids for prompt in prompts] == wanted
+        with ct.Scheduler(model, max_batch=2, tokens=256, background=False) as scheduler:
+            requests = [scheduler.submit(prompt, **options) for prompt in prompts]
+            scheduler.run()
+            assert [request.result().ids for request in requests] == wanted
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     yield from installed(monkeypatch, FakeCuda)

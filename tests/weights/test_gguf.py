@@ -133,6 +133,21 @@ def test_experts_quantised_at_load(tmp_path: Path) -> None:
         load(file, "cpu", "f32")(ct.asarray(ids, device="cpu"))
 
 
+@pytest.mark.devices("webgpu", "webgpu-hardware", "cuda")
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_a_file_of_q4_k_on_a_gpu(device: ct.Device, family: str, tmp_path: Path) -> None:
+    """Many rows, and steps of one, as on the CPU; experts too."""
+    numbers, file = numbers_of(family, **(MOE if "moe" in family else {})), tmp_path / "model.gguf"
+    write(FOLDER / family, file, {"down_proj": "Q8_0", "": "Q4_K"}, numbers=numbers)
+    host, model = (load(file, d, "f32") for d in ("cpu", device))
+    ids = np.arange(24, dtype=np.int32).reshape(2, 12) * 13 % 320
+    wanted, got = (m(ct.asarray(ids, device=m.model.device)).numpy() for m in (host, model))
+    np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
+    asked = [m.generate([ids[0].tolist(), [7]], max_new_tokens=6, ignore_eos=True)
+             for m in (host, model)]  # fmt: skip
+    assert [g.ids for g in asked[0]] == [g.ids for g in asked[1]]
+
+
 MIXED = {"v_proj": "Q6_K", "up_proj": "F16", "down_proj": "Q8_0", "": "Q4_K"}
 
 

@@ -292,6 +292,7 @@ class Executor:
                 function is being captured.
             TransferForbidden: inside `forbid("transfer")`, before anything is run.
         """
+        guard()
         inside = innermost(self.device)
         if inside is not None and inside.host_updates is not None:
             raise ContractError(

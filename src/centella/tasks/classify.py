@@ -25,7 +25,7 @@ from centella.tasks.batches import (
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
-from centella.tensors.hints import embedder_getattr
+from centella.tensors.hints import Hinted
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 from centella.weights.folder import max_length
@@ -57,7 +57,7 @@ class ClassifierConfig(Struct, frozen=True):
     lower_case: bool = False
 
 
-class _Runner:
+class _Runner(Hinted):
     """Encoded texts to logits, in batches, captured for each size of batch."""
 
     def __init__(
@@ -75,11 +75,6 @@ class _Runner:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's logits: `classifier(ids, lengths)`."""
         return self.model(*args, **kwargs)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return embedder_getattr(self, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.labels)} labels, {self.model.device!r})"
@@ -423,6 +418,7 @@ def _stated_activation(folder: Path) -> str:
     values = read_json(file)
     own = values.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
+    name = name or read_json(folder / "config_sentence_transformers.json").get("activation_fn")
     name = name or values.get("sbert_ce_default_activation_function")
     kind = str(name or "").rpartition(".")[2].lower()
     if kind not in ("", *ACTIVATIONS):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from msgspec import Struct
 
@@ -24,12 +24,12 @@ from centella.tasks.embed import Embedder
 from centella.tasks.embed_folder import read_decoder_embedder, read_embedder
 from centella.tasks.generate import Generator
 from centella.tasks.generator_files import read_generator, read_gguf
-from centella.tensors.arguments import one_of
+from centella.tensors.arguments import flag, one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
 from centella.weights.gguf import GGUF, open_gguf
-from centella.weights.model_files import is_file, show
+from centella.weights.model_files import is_file, read_json, show
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
@@ -186,7 +186,7 @@ def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    devices: Devices | None = None, **other: Never,
 ) -> Any:  # fmt: skip
     """Load a model from a folder, a repository of huggingface.co or a GGUF file.
 
@@ -231,10 +231,17 @@ def load(
             supported; rows to quantise are not a multiple of 32. The error names file, tensor,
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
-        DTypeError: an unknown dtype; `devices` is not a list. ShapeError: another `quantize`.
+        DTypeError: an unknown dtype; `devices`, `warm` or `progress` of another type.
+        ShapeError: another `quantize`.
         OutOfMemoryError, LimitError: the weights do not fit on the device. Raised before any weight
             is sent; states the bytes needed and free, and which `quantize` would fit.
     """
+    refuse_names("load", other)
+    flag("load", "warm", warm)
+    if progress is not None and not callable(progress):
+        raise DTypeError(
+            f"load: expected None or a function of two numbers for progress, got {progress!r:.80}"
+        )
     if devices is not None:
         return _on_several(devices, device, progress, path=path, dtype=dtype, warm=warm, task=task,
                            quantize=quantize)  # fmt: skip
@@ -344,7 +351,8 @@ def _open_folder(folder: Path, task: str | None) -> _Files:
     family = _family(file, values)
     listed = values.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
-    pooled = is_file(folder / "modules.json")
+    saved = read_json(folder / "config_sentence_transformers.json")
+    pooled = is_file(folder / "modules.json") and saved.get("model_type") != "CrossEncoder"
     if family.task == "generate" and (task == "embed" or (task is None and pooled)):
         family = EMBEDDING_DECODER
     elif family.task == "generate" and task == "classify":
@@ -439,7 +447,7 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
         and len(tensor.shape) > 1 and not name.endswith(WIDE)
     }  # fmt: skip
     stored = of_matrices.pop() if len(of_matrices) == 1 else f32  # of a mix, which holds all
-    if device.caps.target == "ptx":
+    if device.caps.narrow_activations:
         return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
     return (f32 if device.caps.target == "numpy" else stored), f32
