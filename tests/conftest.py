@@ -11,6 +11,7 @@ Devices are opened once (`devices.py`). A missing adapter skips; `CENTELLA_REQUI
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -27,6 +28,8 @@ EXCLUSIVE = exclusive()
 os.environ.setdefault("GALLIVM_PERF", "nopt")
 # Tests look at devices at length and leave the user's folders alone; test_self_check.py has it on.
 os.environ["CENTELLA_SELF_CHECK"] = "0"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from weakref import WeakSet
 from centella.backends.base import Array, Buffer
 from centella.emit.program import exact
 from centella.errors import ContractError, DeviceError, DTypeError, LimitError, ShapeError
-from centella.host.interrupts import uninterrupted
+from centella.host.interrupts import guard, uninterrupted, waiting
 from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
 from centella.op.form import Form
 from centella.op.op import Op, get
 from centella.plan.divide import division
-from centella.plan.graph import EMPTY, Plan
+from centella.plan.plan import EMPTY, Plan
 from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor
@@ -146,6 +146,8 @@ class Recorder:
             DeviceError: an operand lives on another device.
             CentellaError: what had to run first failed; the op is not recorded.
         """
+        if waiting:  # a call for nothing would be 4 % of it
+            guard()
         specs: tuple[Spec, ...] = ()
         for seen in operands:
             specs += (seen[1],)
@@ -264,6 +266,7 @@ class Recorder:
             LimitError: it is larger than the device allows.
             CentellaError: what had to run first failed; nothing is recorded.
         """
+        guard()
         if spec.size == 0:
             return self._storage.reserve(spec)
         permit(f"upload of {spec.nbytes:,} bytes", "uploads")
@@ -280,8 +283,8 @@ class Recorder:
                 self._make_room(target)
             return target.add_upload(spec, raw, site)
 
-    def fill(self, spec: Spec, read: Callable[[int, Array], None]) -> Value | None:
-        """Large host data that is read part after part as a value, as `Storage.fill` takes it.
+    def fill(self, specs: Sequence[Spec], read: Callable[..., None]) -> list[Value] | None:
+        """Large host data that is read part after part as values, as `Storage.fill` takes it.
 
         Returns:
             None for small data, and where it is to be written later: that is for `upload`.
@@ -289,11 +292,13 @@ class Recorder:
         Raises:
             As `upload`.
         """
-        if spec.storage_bytes <= PART or innermost(self._device) is not None:
+        total = sum(spec.storage_bytes for spec in specs)
+        if total <= PART or innermost(self._device) is not None:
             return None
-        permit(f"upload of {spec.nbytes:,} bytes", "uploads")
-        self._check_fits(spec, "upload:")
-        return self._storage.fill(spec, read, call_site(2))
+        permit(f"upload of {total:,} bytes", "uploads")
+        for spec in specs:
+            self._check_fits(spec, "upload:")
+        return self._storage.fill(specs, read, call_site(2))
 
     # -- when a lazy recording runs ---------------------------------------------------------------
 

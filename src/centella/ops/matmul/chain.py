@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array, DType, dtype_of
 from centella.errors import DTypeError, ShapeError
+from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form, loaded
 from centella.op.op import Op, Out
 from centella.op.variant import APART
@@ -169,6 +170,14 @@ def reference(x: Array, *more: Array, **named: Any) -> Any:
     return tuple(every[i] for i in kept) if len(kept) > 1 else every[-1]
 
 
+def axes_of(form: Form[ChainAttrs]) -> Axes:
+    """Rows of x. A link reads all outputs of the one before, so nothing else is divided."""
+    rows = LETTERS[: len(form.inputs[0].shape) - 1] + WHOLE
+    own = len(form.inputs) - 1 - form.attrs.given
+    weights = [WHOLE * len(spec.shape) for spec in form.inputs[len(form.inputs) - own :]]
+    return axes([rows] * (1 + form.attrs.given) + weights, [rows] * len(form.outputs))
+
+
 def preferred(form: Form[ChainAttrs], caps: Caps) -> bool:
     """Of several links, where one launch was measured to be faster or is forced, and fits."""
     wanted = form.attrs.variant is not None or caps.arch in FASTER
@@ -179,6 +188,6 @@ def preferred(form: Form[ChainAttrs], caps: Caps) -> bool:
 
 CHAIN: Op[ChainAttrs] = Op(
     "linear_chain", rule, reference, "centella.ops.matmul.chain_kernel:lower", takes_rows,
-    VARIANTS, attrs=ChainAttrs, preferred=preferred, narrower=True,
+    VARIANTS, attrs=ChainAttrs, preferred=preferred, narrower=True, axes=axes_of,
     doc=__doc__ or "",
 )  # fmt: skip

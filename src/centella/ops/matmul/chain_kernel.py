@@ -303,7 +303,8 @@ def tile_of(form: Form[ChainAttrs], caps: Caps) -> ChainTile | None:
     own = list(parted(form.inputs, attrs))
     weights = [operands[0] for _, _, operands in own]
     kinds = {w.dtype for w in weights}
-    if not caps.processors or not caps.tensor_cores or math.prod(x.shape[:-1]) != 1:
+    on_cores = caps.processors and caps.shuffles and caps.tensor_cores
+    if not on_cores or math.prod(x.shape[:-1]) != 1:
         return None
     whole = all(aligned(w, w.strides[0], 0) and w.shape[1] % CHUNK == 0 for w in weights)
     whole &= all(aligned(operands[1], 0, 0) for link, _, operands in own if link.norm)

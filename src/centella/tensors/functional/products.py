@@ -276,6 +276,7 @@ def attention(
     mask: Tensor | None = None,
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
     blocks: Tensor | None = None,
     scales: Tensor | None = None,
     causal: bool = False,
@@ -298,6 +299,9 @@ def attention(
             starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
         sinks: [heads], floats: the score of one more key of each head, whose value is 0 (Xiao et
             al. 2023; gpt-oss).
+        bias: [heads or 1, n] floats, n odd: what is added to a scaled score by the distance of the
+            key from the query: bias[h, n // 2 + key - query], of further ones the first or last of
+            a row. A query's position is as for `window`.
         blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
             and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
             blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
@@ -335,7 +339,7 @@ def attention(
     if mask is not None:
         mask = _broadcast(mask, (*q.shape[:3], keys))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
-             "sinks": sinks, "blocks": blocks, "scales": scales}  # fmt: skip
+             "sinks": sinks, "bias": bias, "blocks": blocks, "scales": scales}  # fmt: skip
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal))
     attrs |= score_attrs("attention", q.shape[-1], scale, window, softcap)
     if starts is None and attrs.get("window", 0) >= max(q.shape[2], keys):
