@@ -8,6 +8,7 @@
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
+    python benchmarks/run.py bias --devices cuda --json results/bias.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
     python benchmarks/run.py generate --devices cuda,webgpu --rows 1 --json results/generate.json
     python benchmarks/run.py timeline --devices cuda --json results/timeline.json
@@ -57,7 +58,7 @@ from typing import Any
 
 import numpy as np
 import onnx_webgpu
-from attention import attention, attention_sweep
+from attention import attention, attention_sweep, bias
 from attention_cores import attention_cores
 from checkpoints import embedder
 from cpu import cpu
@@ -87,6 +88,8 @@ from transcribe import transcribe
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
+from centella.op.op import get, registry
+from centella.op.variant import FORCED
 from centella.runtime.device import every_device
 from centella.tasks.embed import Forward
 
@@ -234,8 +237,8 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "imported": imported, "gemv": gemv,
-    "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
-    "minilm": minilm,
+    "thin": thin_sweep, "attention": attention, "bias": bias, "tiles": attention_sweep,
+    "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "first": first, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
@@ -286,6 +289,15 @@ def line_of(row: Row) -> str:
             f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
 
 
+def force(choices: list[str]) -> None:
+    """Have the kernels of ops, each as OP=NAME, wherever they fit."""
+    for choice in choices:
+        name, _, variant = choice.partition("=")
+        if name not in registry() or variant not in get(name).variants:
+            raise SystemExit(f"--variant: expected an op and a name that it takes, got {choice}")
+        FORCED[name] = variant
+
+
 def main() -> None:
     """Run one benchmark and print its table."""
     parser = argparse.ArgumentParser(
@@ -309,6 +321,10 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="encoder, generate: torch.compile as well"
     )
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="OP=NAME",
+        help="force a kernel of an op wherever it fits: linear_chain=resident",
+    )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     names = ",".join(case.name for case in CASES)
     parser.add_argument("--cases", help=f"all: which, and in which order: {names}")
@@ -328,12 +344,13 @@ def main() -> None:
             every(args)
         return
     before = machine()
+    force(args.variant)
 
     def keep(rows: list[Row], **more: str) -> None:
         if args.json:
             path = Path(args.json)
             path.parent.mkdir(parents=True, exist_ok=True)
-            report = {"machine": before, **more, "rows": rows}
+            report = {"machine": before, **more, "forced": args.variant, "rows": rows}
             path.write_text(json.dumps(report, indent=1) + "\n")
 
     rows = show(BENCHES[args.bench](args), keep, args.budget)

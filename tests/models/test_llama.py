@@ -49,6 +49,19 @@ def test_logits_at_every_position(device: ct.Device, name: str) -> None:
     np.testing.assert_allclose(logits.numpy(), stored["logits"], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.devices("webgpu")
+@pytest.mark.usefixtures("costly_launches")
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
+    """A layer: q k v, rotation and cache, attention, out, gate and up, down; three beside them."""
+    model = model_of(name, device)
+    past, ids = model.past(1, 16, device), ct.zeros((1, 1), "i32", device)
+    device.synchronize()
+    with ct.ledger() as led:
+        model(ids, past).numpy()
+    led.expect(launches=6 * len(model.layers) + 3, submissions=1)
+
+
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chunk", [1, 7, 64])

@@ -19,6 +19,7 @@ CHEAP = (
     "gemv --devices cpu --dtypes f16 --rows 1",
     "thin --devices webgpu --dtypes f16 --rows 1",
     "attention --devices cpu --dtypes f32",
+    "bias --devices cpu --dtypes f32",
     "rows --devices cpu",
     "host --devices cpu",
     "search --devices cpu",

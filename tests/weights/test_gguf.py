@@ -14,6 +14,7 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
+from centella.models.llama_gguf import tensors_of
 from centella.nn import Linear, RMSNorm
 from centella.tasks.load import _dtypes, load
 from centella.weights.gguf import KINDS, GGUFTensor, open_gguf
@@ -220,7 +221,34 @@ def test_dtypes_of_quantised_files() -> None:
     webgpu = SimpleNamespace(caps=SimpleNamespace(target="wgsl"))
     assert _dtypes("auto", tensors, cuda) == (ct.f16, ct.bf16)  # type: ignore[arg-type]
     assert _dtypes("auto", tensors, webgpu) == (ct.f16, ct.f32)  # type: ignore[arg-type]
-    assert _dtypes("auto", {"a": norm, "b": matrix}, cuda) == (ct.f32, ct.f32)  # type: ignore[arg-type]
+    assert _dtypes("auto", {"a": norm, "b": matrix}, cuda) == (ct.f16, ct.f16)  # type: ignore[arg-type]
+    wide = GGUFTensor("t", KINDS[0], (4, 8), None, 0)  # type: ignore[arg-type]
+    assert _dtypes("auto", {"b": matrix, "c": wide}, cuda) == (ct.f32, ct.f32)  # type: ignore[arg-type]
+    routed = {"b": matrix, "model.layers.0.mlp.gate.weight": wide}
+    assert _dtypes("auto", routed, cuda) == (ct.f16, ct.f16)  # type: ignore[arg-type]
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize(("kind", "dtype"), [("BF16", ct.bf16), ("F16", ct.f16)])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_16_bit_files_stay_16_bit(
+    device: ct.Device, family: str, kind: str, dtype: ct.DType, tmp_path: Path
+) -> None:
+    """Norms and routers, which files have in f32, do not widen the matrices."""
+    file = tmp_path / "model.gguf"
+    write(FOLDER / family, file, kind)
+    model = load(file, device).model
+    stored = ct.f32 if device.caps.target == "numpy" else dtype
+    for name, tensor in model.named_parameters():
+        norm = tensor.ndim == 1 or ".norms." in name
+        assert tensor.dtype is (ct.f32 if norm else stored), name
+    cuda = SimpleNamespace(caps=SimpleNamespace(target="ptx"))
+    tensors = tensors_of(open_gguf(file), model.config.head_dim)
+    assert _dtypes("auto", tensors, cuda) == (dtype, dtype)  # type: ignore[arg-type]
+    ids = np.load(FOLDER / family / "expected.npz")["ids"]
+    wanted = load(file, "cpu", "f32")(ct.asarray(ids, device="cpu")).numpy()
+    got = load(file, device)(ct.asarray(ids, device=device)).numpy()
+    np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
 
 
 def test_a_quantised_norm_is_loaded_as_floats() -> None:

@@ -103,6 +103,19 @@ class Changed(Struct, frozen=True, eq=False):
         """The bytes of a quantised matrix, its rows in the model's order."""
         return self.stored.blocks if self.rows is None else self.stored.blocks[self.rows]
 
+    def read_rows(self, first: int, out: Array) -> None:
+        """Read elements of `array` or `blocks` along axis 0, from `first` on."""
+        rows = (
+            np.arange(first, first + len(out))
+            if self.rows is None
+            else self.rows[first:][: len(out)]
+        )
+        begin = int(rows.min())
+        data = np.empty((int(rows.max()) + 1 - begin, *out.shape[1:]), out.dtype)
+        self.stored.read_rows(begin, data)
+        data = data[rows - begin]
+        out[...] = data if self.change is None else self.change(data)
+
 
 Named = Mapping[str, GGUFTensor | Changed]
 

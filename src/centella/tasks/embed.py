@@ -40,7 +40,7 @@ from centella.tasks.replicas import Outputs, Replicas
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
-from centella.tensors.hints import embedder_getattr
+from centella.tensors.hints import Hinted
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Embedder", "EmbedderConfig", "Forward"]
 
 
-class Embedder:
+class Embedder(Hinted):
     """A model that turns texts into vectors; `ct.load` returns it. Threads may share one.
 
     Attributes:
@@ -84,11 +84,6 @@ class Embedder:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's token states: `embedder(ids, lengths)`."""
         return self.model(*args, **kwargs)
-
-    if not TYPE_CHECKING:  # which is to say itself what an Embedder has not
-
-        def __getattr__(self, name: str) -> Any:
-            return embedder_getattr(self, name)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from centella.dtypes import f32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.op.form import Form
@@ -97,9 +95,10 @@ def _two_launches(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowe
     inner, count = attention_form(form), len(form.inputs)
     partial = count + 3
     first = _first(rope_split, form, parts, (), {}, {"partial": Ref(partial, parts.spec)})
-    combine = launches_of(rope_split, parts, inner, (), caps).calls[1]
-    operands = [0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2, partial]
-    return Lowered((first, _moved(combine, operands, {})), (parts.spec,))
+    attend = launches_of(rope_split, parts, inner, (), caps)
+    operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
+    combine = attend.within(operands, partial).calls[1]
+    return Lowered((first, combine), attend.temporaries)
 
 
 def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
@@ -107,25 +106,11 @@ def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
     inner = attention_form(form)
     q, count = inner.inputs[0], len(form.inputs)
     write, attend = cache_form(form, q).lower(caps), inner.lower(caps)
-    outputs = count + 3
-    in_write = [
-        *range(count + 2),
-        outputs,
-        *range(outputs + 1, outputs + 1 + len(write.temporaries)),
-    ]
-    first = outputs + 1 + len(write.temporaries)
-    in_attend = [outputs, 0, 1, *(5 for _ in inner.attrs.masks), count + 2,
-                 *range(first, first + len(attend.temporaries))]  # fmt: skip
+    between = count + 3
+    first = Lowered((), (q,)) + write.within((*range(count + 2), between), between + 1)
+    operands = (between, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
     after = {4: 1} if "blocks" in inner.attrs.masks else {}  # blocks begin behind the start
-    calls = (*(_moved(c, in_write, {}) for c in write.calls),
-             *(_moved(c, in_attend, after) for c in attend.calls))  # fmt: skip
-    return Lowered(calls, (q, *write.temporaries, *attend.temporaries))
-
-
-def _moved(call: Call, to: list[int], offsets: dict[int, int]) -> Call:
-    """A launch of another op: its operand n is operand `to[n]`, from an element on."""
-    tensors = (Ref(to[r.index], r.spec, r.offset + offsets.get(r.index, 0)) for r in call.tensors)
-    return replace(call, tensors=tuple(tensors))
+    return first + attend.within(operands, between + len(first.temporaries), after)
 
 
 CLUSTER: Variant[Form[RopeAttendAttrs], ClusterTile] = Variant(
