@@ -212,6 +212,41 @@ def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path:
         )
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("timestamps", ["segment", "none"])
+def test_segments_last(batch: int, timestamps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins behind the last sample is dropped; one that ends there ends with it."""
+    model = transcriber("cpu")
+    first = model.config.vocabulary.first_time
+    tokens = [first, 5, first + 40, first + 60, 6, first + 140, first + 145, 7, first + 149]
+
+    def written(*_: Any) -> dict[int, tuple[list[int], int]]:
+        return {0: (tokens, len(tokens))}
+
+    monkeypatch.setattr("centella.tasks.transcription._Work._written", written)
+    for seconds, ends in ((1.61, [0.8, 1.61]), (0.5, [0.5]), (1 / RATE, [0.01])):
+        how: dict[str, Any] = {**QUIET, "batch": batch, "timestamps": timestamps}
+        segments = model.transcribe(sound(seconds), **how).segments
+        assert all(s.start < s.end for s in segments)
+        assert [s.end for s in segments] == (ends if timestamps == "segment" else ends[-1:])
+
+
+def test_the_duration_is_that_of_the_samples_once_they_are_read(tmp_path: Path) -> None:
+    """A header may state more, as that of a file that was cut off does."""
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "a.mp3", sound(9), RATE)
+    content = (tmp_path / "a.mp3").read_bytes()
+    (tmp_path / "a.mp3").write_bytes(content[: len(content) // 2])
+    told: list[tuple[float, float]] = []
+    heard = transcriber("cpu").transcribe(
+        tmp_path / "a.mp3", **QUIET, max_new_tokens=4,
+        progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert heard.duration == pytest.approx(4.5, abs=0.2)
+    assert told[0][1] == pytest.approx(9, abs=0.2)
+    assert told[-1] == (pytest.approx(heard.duration, abs=0.011), heard.duration)
+
+
 def test_joined_regions_and_repeats() -> None:
     assert list(joined([(0, 1), (2, 3), (4, 9), (9, 10)], 5)) == [(0, 3), (4, 9), (9, 10)]
     assert repeats([1, 2, 3, 2, 3, 2, 3], 3)
