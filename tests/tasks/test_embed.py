@@ -160,6 +160,8 @@ def test_threads_share_one(tiny: Embedder) -> None:
             DTypeError,
             "convert_to_tensor=; the vectors are NumPy",
         ),
+        (["ok"], {"prompt": 3}, DTypeError, "encode: expected str for prompt, got int"),
+        (["ok"], {"prompt_name": ["a"]}, ShapeError, r"prompt_name: expected one of .*, got \['a'"),
         (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
         (["ok"], {"chunk": 49}, ShapeError, "encode: expected chunk of 48 tokens at most, got 49"),
         (["ok"], {"chunk": 2}, ShapeError, "expected chunk of 3 tokens or more, which leaves room"),

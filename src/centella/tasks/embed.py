@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from centella.dtypes import Array
 from centella.errors import ContractError, DTypeError, ShapeError
+from centella.host.event_loop import in_thread
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
 from centella.runtime.pending import Pending
@@ -38,7 +39,6 @@ from centella.tasks.embeddings import Embeddings, Pieces, Rows, in_pieces, tell_
 from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.replicas import Outputs, Replicas
-from centella.tasks.stream import in_thread
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella.dtypes import f32
-from centella.errors import ShapeError, WeightsError
+from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn import Linear, Module
 from centella.nn.one_pass import last_states
 from centella.runtime.device import Device
@@ -150,10 +150,13 @@ class EmbedderConfig(Struct, frozen=True):
 
         Raises:
             ShapeError: both, or a name that the folder does not have.
+            DTypeError: a prompt that is no str.
         """
         if name is not None and text is not None:
             raise ShapeError(f"{op}: expected prompt or prompt_name, got both")
         if text is not None:
+            if not isinstance(text, str):
+                raise DTypeError(f"{op}: expected str for prompt, got {type(text).__name__}")
             return text
         if name is None:
             name = next((n for n in usual if n in self.prompts), self.default_prompt)

@@ -1,20 +1,22 @@
 """Token ids of words, remembered: for tokenizers to which a word is all there is (`word_cuts.py`).
 
 A text's ids are those of its words, and words that were met before are looked up in a table
-(`word_table.py`), by several threads at once. New words are tokenised by the library,
-many together. That takes longer than whole texts take it, and pays where words come again: while
-most are new, the library has them.
+(`word_table.py`), by several threads at once. New words are tokenised by the library, many
+together. That takes longer than whole texts take it, and pays where words come again: while most
+are new, the library has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from centella.dtypes import Array
+from centella.errors import MissingExtraError
 from centella.host.forks import lock_of
 from centella.tasks.tokens import Tokens
 from centella.tasks.word_cuts import BEHIND, MARK, Cuts
@@ -86,6 +88,19 @@ class _Memory:
     def full(self) -> bool:
         """Whether it is to be begun anew."""
         return self.known > MOST_WORDS or self.used > MOST_IDS or self.characters > MOST_CHARACTERS
+
+
+def library() -> ModuleType:
+    """The `tokenizers` package, which loads with the first tokenizer.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtraError("tokenizers", "models") from error
+    return tokenizers
 
 
 class Words:

@@ -83,10 +83,12 @@ class Sight:
         self._window: Any = lang.parameter("window", i32) if scoring.windowed else None
         self._both_sides = scoring.windowed and not (scoring.causal or "starts" in masks)
         self.ordered: bool = scoring.causal or scoring.windowed or "starts" in masks
-        self._start: Any = lang.parameter("start", i32) if self.ordered else None
-        if "starts" in masks:  # further on no key is seen, or the same ones
+        placed = self.ordered or "bias" in masks
+        self._start: Any = lang.parameter("start", i32) if placed else None
+        if "starts" in masks:  # further on no key is seen, or the same ones with the same bias
             most = lang.bitcast(lk, i32)
             most = most if self._window is None else most + self._window
+            most = most + lang.parameter("distances", i32) if "bias" in masks else most
             given = lang.workgroup_uniform(lang.minimum(masks["starts"][b], most))
             self._start = given + self._start
             self.end = self.until(lq)
@@ -131,7 +133,7 @@ class Sight:
     def seen(
         self, score: Any, counted: Any, head: Any, query: Any, key: Any, unit: float = 1.0
     ) -> tuple[Any, Any]:
-        """A score with what the mask adds, and whether the query sees the key.
+        """A score with what bias and mask add, and whether the query sees the key.
 
         Args:
             counted: whether the key counts for any query.
@@ -139,12 +141,21 @@ class Sight:
         """
         if self.ordered:
             counted = counted & self.sees(query, key)
+        if "bias" in self._masks:
+            score = lang.fma(self._bias(head, query, key), unit, score)
         if "mask" in self._masks:
             query, key = lang.minimum(query, self._lq - 1), lang.minimum(key, self._lk - 1)
             value = _added(self._masks, self._b, head, query, key)
             score = score + value if unit == 1.0 else lang.fma(value, unit, score)
             counted = counted & ((value > LOWEST) | lang.isnan(value))
         return score, counted
+
+    def _bias(self, head: Any, query: Any, key: Any) -> Any:
+        """What the table adds for the distance of a key; further ones are as the furthest."""
+        count = lang.parameter("distances", i32)
+        away = lang.bitcast(key, i32) - (self._start + lang.bitcast(query, i32))
+        at = lang.minimum(lang.maximum(away + count // 2, 0), count - 1)
+        return self._masks["bias"][head * lang.parameter("bias_row", u32) + lang.bitcast(at, u32)]
 
 
 def _added(masks: dict[str, Any], b: Any, head: Any, query: Any, key: Any) -> Any:

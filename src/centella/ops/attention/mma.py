@@ -228,7 +228,7 @@ def _attention_mma(
         for row in rows:
             if not fold:
                 row.change(key0, lambda score, *_: bounded(score * scale, scoring))
-            if "mask" in masks or "key_mask" in masks:
+            if not {"mask", "key_mask", "bias"}.isdisjoint(masks):
                 row.change(key0, visible)
             else:
                 hidden = key0 + tile.keys > by_all[1]
@@ -328,7 +328,7 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
     sizes = next((tiles for most, *tiles in MMA_TILES if dim <= most), None)
     if sizes is None or not caps.tensor_cores or not rows_of_16_bits(form):
         return None
-    smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
+    smaller = lq <= FEWER_QUERIES or not {"mask", "key_mask", "bias"}.isdisjoint(masks)
     smaller = smaller or form.attrs.softcap is not None
     for tile in (sizes[smaller], LEAST_TILE):
         if tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup:
@@ -339,7 +339,7 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
 def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
     """One launch: a group has the queries of a tile, of one head."""
     attrs = form.attrs
-    plain = "mask" not in attrs.masks and attrs.softcap is None
+    plain = {"mask", "bias"}.isdisjoint(attrs.masks) and attrs.softcap is None
     fold = plain and FOLDED[0] <= attrs.scale <= FOLDED[1]
     constants = (("fold", fold), ("tile", tile))
     return Lowered((launch_by_head(kernel, form, tile.queries, constants, tile.threads),))

@@ -114,10 +114,10 @@ def _show(
             counted = sight.counts(key, end)
             for i in range(tile.tq):
                 score = scores[i][j]
-                value, seen = sight.seen(score, counted, head, first + my.query(i), key)
+                value, seen = sight.seen(score, counted, head, first + my.query(i), key, unit)
                 score.set(lang.select(seen, value, HIDDEN))
 
-    if {"mask", "key_mask"} & set(masks):
+    if {"mask", "key_mask", "bias"} & set(masks):
         hide()
         return
     some = key0 + tile.bk > sight.until(first + 1)
