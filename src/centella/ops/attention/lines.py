@@ -15,6 +15,7 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import i8, u32
+from centella.ops.attention.place import Place
 from centella.ops.quant.numbers import number
 
 BLOCK = 64  # keys
@@ -49,9 +50,12 @@ class Lines:
     Args:
         masks: "blocks" among them where there are blocks.
         head: of keys and values.
+        place: where the group is, if its sequence may be one of many texts end to end.
     """
 
-    def __init__(self, masks: dict[str, Any], b: Any, head: Any) -> None:
+    def __init__(
+        self, masks: dict[str, Any], b: Any, head: Any, place: Place | None = None
+    ) -> None:
         self._table: Any = masks.get("blocks")
         self._scales: Any = masks.get("scales")
         self._b, self._head = b, head
@@ -59,6 +63,9 @@ class Lines:
         if self._table is None:
             pairs = zip("kv", self._heads, strict=True)
             self._heads = [b * lang.parameter(f"{name}b", u32) + at for name, at in pairs]
+            if place is not None:
+                pairs = zip("kv", self._heads, strict=True)
+                self._heads = [place.row(at, lang.parameter(f"{n}l", u32)) for n, at in pairs]
 
     def last(self, key: Any, last: Any) -> Any:
         """The last key up to `last` that has its row where `places(key)` says."""
