@@ -252,12 +252,16 @@ def test_prompts_change_the_text() -> None:
     assert long.segments
 
 
-def test_after_the_first_nothing_is_compiled() -> None:
-    model, samples = transcriber("cpu"), sound(6)
-    model.transcribe(samples, language="de", vad="off")
+@pytest.mark.devices("cpu", "webgpu")
+def test_after_warm_nothing_is_compiled(device: ct.Device) -> None:
+    """The first recording finds each program of the defaults, with prompts and fallbacks."""
+    model = ct.load(FOLDER / "tiny", device, task="transcribe", warm=True)
     with ct.ledger() as led:
-        model.transcribe(sound(6, 1), language="fr", vad="off")
+        heard = model.transcribe(
+            sound(4), vad="off", prompt="the hat", temperature=(0.0, 0.4), max_new_tokens=12
+        )
     led.expect(compiles=0)
+    assert {s.temperature for s in heard.segments} == {0.4}
 
 
 @pytest.mark.parametrize(

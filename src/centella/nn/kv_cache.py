@@ -337,12 +337,12 @@ class KVCache:
         """
         self._check(k, v, layer)
         check_tensors("append_attend", q)
-        held = self._layers[layer]
-        if mask is None and v.dtype is self.dtype and held.at_once(q):
-            scale = q.shape[3] ** -0.5
-            return self._append(1, layer, lambda starts: held.step(q, k, v, starts, scale))
-        self.append(k, v, layer)
-        return self.attend(q, layer, mask=mask)
+        if mask is not None:
+            self.append(k, v, layer)
+            return self.attend(q, layer, mask=mask)
+        step = self._layers[layer].step
+        y = self._append(k.shape[2], layer, lambda starts: step(q, k, v, starts))
+        return self.attend(q, layer) if y is None else y
 
     @uninterrupted
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:

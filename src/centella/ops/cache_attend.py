@@ -220,7 +220,7 @@ def lower(form: Form[CacheAttendAttrs], caps: Caps) -> Lowered:
             Ref(0, flat(keys)), Ref(1, flat(values)))  # fmt: skip
     reads = {"q": 1, "k": 1, "v": 1, "starts": 1}
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
-    constants = (("dim", d), ("early", caps.sm >= 90), ("team", team))
+    constants = (("dim", d), ("early", caps.early_launch), ("team", team))
     return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, b * h, face=params),))
 
 
@@ -239,7 +239,13 @@ def flops_of(form: Form[CacheAttendAttrs]) -> int:
     return 4 * math.prod(form.inputs[0].shape)
 
 
+def preferred(form: Form[CacheAttendAttrs], caps: Caps) -> bool:
+    """Where launches cost something."""
+    return not caps.launches_are_free and form.within_binding(caps)
+
+
 CACHE_ATTEND = Op(
     "cache_attend", rule, reference, lower, takes, attrs=CacheAttendAttrs, mutates=(0, 1),
-    host=host, axes=axes_of, flops=flops_of, doc=__doc__ or "",
+    host=host, axes=axes_of, flops=flops_of, preferred=preferred,
+    narrower=True, doc=__doc__ or "",
 )  # fmt: skip

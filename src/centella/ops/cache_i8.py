@@ -326,6 +326,6 @@ WRITE = Op("cache_write_i8", write_rule, write_reference, write_lower, unit_rows
            doc="rows of k and v into a KV cache in i8")  # fmt: skip
 ROPE = Op(
     "rope_cache_write_i8", rope_rule, rope_reference, rope_lower, unit_rows, attrs=RopeCacheAttrs,
-    mutates=(0, 1, 2), host=rope_host, axes=rope_axes,
+    mutates=(0, 1, 2), host=rope_host, axes=rope_axes, preferred=Form.within_binding,
     doc="q, k and v of a step: rotated, k and v into a KV cache in i8",
 )  # fmt: skip

@@ -115,5 +115,6 @@ def axes_of(form: Form[RopeAttendAttrs]) -> Axes:
 ROPE_ATTEND = Op(
     "rope_attend", rule, reference, "centella.ops.attention.rope_choice:lower", unit_rows,
     VARIANTS, attrs=RopeAttendAttrs, mutates=(0, 1), host=host, axes=axes_of,
+    preferred=Form.within_binding,
     doc="q, k and v of a step: rotated, k and v into a KV cache, and attention over it",
 )  # fmt: skip

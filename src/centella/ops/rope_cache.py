@@ -240,5 +240,6 @@ def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
 
 ROPE_CACHE = Op(
     "rope_cache_write", rule, reference, lower, unit_rows, attrs=RopeCacheAttrs, mutates=(0, 1),
-    host=host, axes=axes_of, doc="q, k and v of a step: rotated, k and v into a KV cache",
+    host=host, axes=axes_of, preferred=Form.within_binding,
+    doc="q, k and v of a step: rotated, k and v into a KV cache",
 )  # fmt: skip

@@ -24,8 +24,9 @@ from centella.backends.opening import (
 from centella.errors import DeviceError
 from centella.host.interrupts import guard, uninterrupted
 from centella.host.log import logger
+from centella.host.workers import register_pools
 from centella.ledger.counts import Ledger, on_flush
-from centella.plan.graph import Plan
+from centella.plan.plan import Plan
 from centella.record.recording import innermost
 from centella.record.values import READY, Value
 from centella.runtime.executor import Executor
@@ -381,11 +382,7 @@ def _watch_process() -> None:
         return
     _watched = True
     watch_end(lambda: [device.executor for device in devices()])
-    if not hasattr(os, "register_at_fork"):
-        return
-    try:
-        import concurrent.futures.thread  # noqa: F401
-    except RuntimeError:  # the process ends, and has no executors any more
+    if not hasattr(os, "register_at_fork") or not register_pools():
         return
     os.register_at_fork(
         before=_before_fork,

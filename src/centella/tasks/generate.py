@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
 
 from centella.errors import DeviceError, DTypeError, ShapeError
+from centella.host.event_loop import in_thread
 from centella.tasks import speculation
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.logprobs import logprobs_of, tokens_of
@@ -19,7 +20,7 @@ from centella.tasks.prompts import Asked, Prompts
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import Array, Ids
 from centella.tasks.sessions import Sessions
-from centella.tasks.stream import Stream, in_thread
+from centella.tasks.stream import Stream
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show

@@ -16,17 +16,17 @@ from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
-from centella.tasks.batches import expect_tokenizer, read_tokenizer
+from centella.tasks.batches import expect_tokenizer
 from centella.tasks.beam import Beams
 from centella.tasks.recording import Recording
 from centella.tasks.speech_options import Options, SpeechConfig, TranscribeArgs
-from centella.tasks.speech_session import SpeechSession
+from centella.tasks.speech_session import LEAST, SpeechSession
+from centella.tasks.text import Tokenizer, read_tokenizer
 from centella.tasks.transcription import Decoding, Progress, Transcription
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from centella.models.whisper import WhisperModel
-    from centella.tasks.text import Tokenizer
 
 Array = np.ndarray[Any, Any]
 IDLE = 2  # sessions that a Transcriber keeps
@@ -150,8 +150,21 @@ class Transcriber:
         return Transcription(self, recording, chosen, progress)
 
     def warm(self) -> None:
-        """Transcribe a second of silence, so that programs are compiled."""
-        self.transcribe(np.zeros(RATE, np.float32), temperature=0.0, max_new_tokens=2)
+        """Run the model on a second of silence, so that programs are compiled.
+
+        Those of a window at a time, with times of segments, a prompt of any length and every
+        temperature. Batches, beams and times of words compile theirs when they are first used.
+        """
+        silence, positions = np.zeros(RATE, np.float32), self.model.config.max_target_positions
+        self.transcribe(
+            silence, vad="off", temperature=(0.0, 1.0), logprob_threshold=0.0,
+            no_speech_threshold=None, max_new_tokens=2,
+        )  # fmt: skip
+        decoding, length = self.take(1, 1), LEAST
+        while length < positions:
+            length = min(2 * length, positions)
+            decoding.session.read([[self.config.vocabulary.start] * length], 0)
+        self.give(decoding)
 
     # -- sessions ---------------------------------------------------------------------------------
 

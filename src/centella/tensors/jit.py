@@ -25,7 +25,7 @@ import numpy as np
 from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, ShapeError
 from centella.host.forks import lock_of
-from centella.host.interrupts import interruptible, uninterrupted
+from centella.host.interrupts import guard, interruptible, uninterrupted
 from centella.ledger.call_sites import call_site
 from centella.record.recording import Recording
 from centella.record.values import OUTSIDE, Value
@@ -62,6 +62,7 @@ class Compiled(Generic[R]):
         self, fn: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any],
         device: str | Device | None = None,
     ) -> None:  # fmt: skip
+        guard()
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
         example = Call(self.name, device, args, kwargs)
         self.device: Device = example.device

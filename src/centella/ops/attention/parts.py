@@ -310,7 +310,7 @@ def launches_of(
     )  # fmt: skip
     second = launch(
         combine, form, parts.all_queries,
-        (("early", caps.sm >= 90), ("lay", lay), ("scoring", spans)),
+        (("early", caps.early_launch), ("lay", lay), ("scoring", spans)),
         partial | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
     )  # fmt: skip

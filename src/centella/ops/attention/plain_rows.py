@@ -92,13 +92,8 @@ def _behind(form: Form[AttentionAttrs], inner: Form[AttentionAttrs], lowered: Lo
     masks = form.attrs.masks
     kept = [3 + i for i, name in enumerate(masks) if name not in REPLACED]
     # q; keys and values, which are temporaries; masks; the result; temporaries of its own
-    indices = [0, count + 1, count + 2, *kept, count]
-    indices += range(count + 3, count + 3 + len(lowered.temporaries))
-    calls = (
-        replace(call, tensors=tuple(replace(r, index=indices[r.index]) for r in call.tensors))
-        for call in lowered.calls
-    )
-    return Lowered((_ordering(form, rows), *calls), (rows, rows, *lowered.temporaries))
+    operands = (0, count + 1, count + 2, *kept, count)
+    return Lowered((_ordering(form, rows),), (rows, rows)) + lowered.within(operands, count + 3)
 
 
 def with_plain_rows(variant: AttentionVariant[Any]) -> AttentionVariant[Any]:

@@ -16,7 +16,7 @@ from centella.ops.elements import Number, element_call
 from centella.ops.fill import kernel as fill
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.ops.matmul.choice import after_copies, product_calls
+from centella.ops.matmul.choice import product_calls
 from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.product import Product
 from centella.ops.rows import place_of
@@ -106,4 +106,5 @@ def conv1d(form: Form[Conv1dAttrs], caps: Caps) -> Lowered:
     product = Product(problem, (a, b, *bias, y), names, activation=form.attrs.activation)
     lowered = product_calls("conv1d", product, form.attrs.variant, caps)
     copies = Lowered(tuple(calls), tuple(temporaries))
-    return after_copies(copies, (*places, *range(2, len(form.inputs) + 1)), lowered)
+    own = len(form.inputs) + 1
+    return copies + lowered.within((*places, *range(2, own)), own + len(temporaries))

@@ -215,7 +215,7 @@ def _call(named: dict[str, Ref], result: Ref, attrs: ExpertAttrs, caps: Caps, ga
         ("both", both), ("single", single), ("format", attrs.format),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0),
         ("tile", tile),
-        ("few", few if caps.sm >= 80 else 0),
+        ("few", few if caps.reserves_registers else 0),
         ("vector_w", all(aligned(s, rows_of(s).strides[0], 0) for s in tensors)),
         ("vector_x", aligned(x, rowx, 0)),
     )  # fmt: skip

@@ -27,7 +27,6 @@ from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
-    EARLY_FROM,
     PARTIAL,
     Rows,
     Thin,
@@ -267,11 +266,11 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     constants = (
         ("activation", form.attrs.activation), ("depth", depth_of(tile, k, width)),
-        ("early", caps.sm >= EARLY_FROM), ("gate", gate), ("held", held),
+        ("early", caps.early_launch), ("gate", gate), ("held", held),
         ("kind", form.attrs.kind),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
-        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
+        ("together", together_of(tile, x.dtype, w.dtype) if caps.reserves_registers else 0),
         ("vector_norm", bool(vectors) and all(aligned(v, 0, 0) for v in vectors)),
         ("vector_w", aligned(w, w.strides[0], 0)),
         ("vector_x", aligned(x, flat_x.strides[0] * (m > 1), 0)),

@@ -347,12 +347,12 @@ def _launches(product: Product, tile: Skinny, caps: Caps) -> Lowered:
 
 
 def _tile(product: Product, caps: Caps) -> Skinny | None:
-    return skinny_tile_of(product.problem, product.dtypes, caps)
+    return skinny_tile_of(product.problem, product.dtypes, caps) if product.whole else None
 
 
 def _preferred(product: Product, caps: Caps) -> bool:
     enough = product.problem.m >= SKINNY_FROM[_kind(product.dtypes)]
-    return enough and caps.fast_tensor_cores and product.whole
+    return enough and caps.fast_tensor_cores
 
 
 SKINNY_MMA: Variant[Product, Skinny] = Variant("skinny_mma", _tile, _launches, _preferred)

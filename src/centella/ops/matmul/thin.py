@@ -37,7 +37,6 @@ FEW = 2048  # outputs that leave much of a large GPU idle
 # Weights that are worth compiling twice as much, where threads are a CPU's; not bytes, which take
 # three times as much, as each is widened.
 WORTH = 1 << 17
-EARLY_FROM = 90  # PTX targets whose launches let the next one in
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
 
 
@@ -223,7 +222,7 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     teams = [n for n in (min(lanes, threads), 64, 32, 8) if n <= min(lanes, max(steps, 8))]
     for lanes in teams:
         for unroll in range(most, 1, -1):
-            if lanes == 32 and unroll == 2 and m == 1 and caps.sm >= 80 and threads >= 64:
+            if lanes == 32 and unroll == 2 and m == 1 and caps.reserves_registers and threads >= 64:
                 lanes, unroll = 64, 1  # as much under way, by threads that wait for less
             if lanes >= 32 and steps % (lanes * unroll) == 0:
                 return Thin(m, lanes, outs, unroll, threads, row.rolled)
@@ -258,10 +257,10 @@ def _launches(product: Product, tile: Thin, caps: Caps) -> Lowered:
         ("activation", product.activation),
         ("dense_x", step == 1),
         ("depth", depth_of(tile, problem.k, width)),
-        ("early", caps.sm >= EARLY_FROM),
+        ("early", caps.early_launch),
         ("shuffle", shuffle),
         ("tile", tile),
-        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
+        ("together", together_of(tile, x.dtype, w.dtype) if caps.reserves_registers else 0),
         ("vector_w", aligned(w, problem.ldb * (problem.n > 1), batch_of_b(problem))),
         ("vector_x", step == 1 and problem.a_along_k and aligned(x, row, batch)),
     )

@@ -23,7 +23,6 @@ from centella.ops.embedding import EmbeddingAttrs
 from centella.ops.embedding import lower as rows_of_table
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.choice import after_copies
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.repack import copied_whole
 from centella.ops.matmul.sums import SUBGROUP, finish, when
@@ -178,7 +177,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
         ("activation", form.attrs.activation), ("format", kind.name),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
-        ("together", together(kind, tile, x.dtype) if caps.sm >= 80 else 0),
+        ("together", together(kind, tile, x.dtype) if caps.reserves_registers else 0),
         ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip
     groups = -(-problem.n // tile.outputs) if problem.m else 0
@@ -334,4 +333,4 @@ def on_chunks(
     inputs = (*form.inputs[:index], whole, *form.inputs[index + 1 :])
     places = [count + 1 if i == index else i for i in range(count + 1)]
     inner = Form(form.op, inputs, form.outputs, form.attrs, parts=form.parts)
-    return after_copies(Lowered((copy,), (whole,)), places, launch(inner))
+    return Lowered((copy,), (whole,)) + launch(inner).within(places, count + 2)
