@@ -32,7 +32,7 @@ LAYOUTS = {
     "one type": template("[CLS] $A [SEP] $B:1 [SEP]"),
     "bare": template("$A $B:1", "$A"),
     "turned": template("[CLS] $B [SEP] $A:1 [SEP]:1"),
-    "of two types": template("[CLS] $A [SEP]:1 [SEP] $B:1 [SEP]:1"),
+    "of two types": template("[CLS] $A [SEP] [SEP]:1 $B:1 [SEP]:1"),
     "typed alone": template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS]:1 $A:1 [SEP]:1"),
     "bert's own": tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
     "roberta's own": tokenizers.processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)),
@@ -52,6 +52,7 @@ def test_ids_and_types_are_the_librarys(layout: str, side: Any) -> None:
     native.post_processor = LAYOUTS[layout]
     tokenizer, random = Tokenizer(native, truncation_side=side), Random(layout)
     pairs = Pairs(tokenizer)
+    assert (pairs._layout is None) == (layout in ("turned", "of two types"))
     for most in (4, 5, 6, 7, 9, 14, 64):
         some = [" ".join(random.choices(WORDS, k=random.randrange(9))) for _ in range(60)]
         firsts, seconds = some[:20] * 2, some[20:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -101,16 +102,15 @@ class Pairs:
         """None where the library does more than add tokens around the texts."""
         native = self._tokenizer.native
         left, right = (native.encode(text, add_special_tokens=False) for text in ("a", "b"))
-        texts = left.ids, right.ids
+        first, second = list(left.ids), list(right.ids)
         whole = native.post_process(left, right)
-        parts: list[list[int]] = [[], [], [], [], []]
-        types: list[set[int]] = [{0}, {0}, {0}, {0}, {0}]
-        at = 0
-        tokens = zip(whole.ids, whole.sequence_ids, whole.type_ids, strict=True)
-        for token, sequence, kind in tokens:
-            at = max(at, at + at % 2 if sequence is None else 2 * sequence + 1)
-            types[at] = types[at] | {kind} if parts[at] else {kind}
-            parts[at].append(token)
-        if not all(texts) or (parts[1], parts[3]) != texts or max(map(len, types)) > 1:
+        ids, kinds = list(whole.ids), list(whole.type_ids)
+        if not first or not second or any(ids.count(i) != 1 for i in (*first, *second)):
+            return None
+        a, b = ids.index(first[0]), ids.index(second[0])
+        edges = [0, a, a + len(first), b, b + len(second), len(ids)]
+        parts = [ids[start:end] for start, end in pairwise(edges)]
+        types = [set(kinds[start:end]) or {0} for start, end in pairwise(edges)]
+        if (parts[1], parts[3]) != (first, second) or max(map(len, types)) > 1:
             return None
         return _Layout((parts[0], parts[2], parts[4]), [kind for (kind,) in types])
