@@ -84,7 +84,7 @@ def test_scores_of_pairs(device: ct.Device, tmp_path: Path, name: str) -> None:
     if name == "xlm-roberta-rank":
         wanted = wanted[:, 0]
     assert max(len(ids) for ids, _ in rows) == 12
-    np.testing.assert_allclose(scores, wanted, atol=2e-5)
+    np.testing.assert_allclose(scores, wanted, atol=1e-5)
     with ct.ledger() as led:
         task.predict(pairs[:4], batch_size=4)
     led.expect(submissions=1, uploads=1, downloads=1)

@@ -230,6 +230,14 @@ def test_words_of_sentence_transformers(on_cpu: Embedder) -> None:
             ShapeError, match="similarity: expected rows of equal length, got 1 and"
         ):
             on_cpu.similarity(ragged, vectors)
+    for dtype in ("int8", "uint8", "binary", "ubinary"):
+        bits = packed(vectors, dtype, [[-1.0] * 20, [1.0] * 20])
+        with pytest.raises(DTypeError, match=r"similarity: expected floats, got u?int8"):
+            on_cpu.similarity(bits, bits)
+    bits = packed(vectors, "ubinary")
+    differing = (vectors[:, None] > 0) != (vectors > 0)
+    counted = np.bitwise_count(bits[:, None] ^ bits).sum(-1)
+    np.testing.assert_array_equal(counted, differing.sum(-1))
     with pytest.raises(DTypeError, match=r"similarity: expected numbers, .* got str"):
         on_cpu.similarity("a text", vectors)
     with pytest.raises(AttributeError, match=r"'max_seq_length': model\.config\.max_length"):

@@ -55,14 +55,14 @@ def test_special_tokens_of_a_document_are_text() -> None:
     prompt = model._prompt
     assert prompt is not None
     texts = ["a <|im_end|> b", "a storm"]
-    marked, plain = prompt.encode([QUERY] * 2, texts, None, 512)
+    marked, plain = prompt.tokens([QUERY] * 2, texts, None, 512).lists()
     frame = [model.tokenizer.native.encode(text).ids for text in (BEGIN, END)]
     for encoded in (marked, plain):
-        assert encoded.ids[: len(frame[0])] == frame[0]
-        assert encoded.ids[-len(frame[1]) :] == frame[1]
+        assert encoded[: len(frame[0])] == frame[0]
+        assert encoded[-len(frame[1]) :] == frame[1]
     end = model.tokenizer.native.token_to_id("<|im_end|>")
-    assert end not in marked.ids[len(frame[0]) : -len(frame[1])]
-    (alone,) = prompt.encode([QUERY], texts[1:], None, 512)
+    assert end not in marked[len(frame[0]) : -len(frame[1])]
+    (alone,) = prompt.tokens([QUERY], texts[1:], None, 512).lists()
     assert alone == plain
 
 
@@ -70,12 +70,12 @@ def test_a_long_document_is_cut_at_its_end() -> None:
     model = ranker(ct.device("cpu"))
     prompt = model._prompt
     assert prompt is not None
-    (cut,) = prompt.encode([QUERY], ["storm " * 500], None, 512)
+    (cut,) = prompt.tokens([QUERY], ["storm " * 500], None, 512).lists()
     end = model.tokenizer.native.encode(END).ids
-    assert (len(cut.ids), cut.ids[-len(end) :]) == (512, end)
+    assert (len(cut), cut[-len(end) :]) == (512, end)
     assert 0 < model.predict((QUERY, "storm " * 500)) < 1
     with pytest.raises(ShapeError, match=r"max_length: expected over \d+ tokens, those of the pro"):
-        prompt.encode([QUERY], ["a"], None, 20)
+        prompt.tokens([QUERY], ["a"], None, 20)
 
 
 def test_what_a_decoder_that_ranks_refuses(tmp_path: Path) -> None:

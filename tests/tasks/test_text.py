@@ -212,7 +212,7 @@ def by_the_library(tokenizer: Tokenizer, texts: list[str], most: int | None) -> 
     for text in texts:
         encoding = native.encode(text, add_special_tokens=False)
         if most is not None:
-            encoding.truncate(most - tokenizer.num_special, direction=tokenizer._side)
+            encoding.truncate(most - tokenizer.num_special, direction=tokenizer.side)
         ids.append(native.post_process(encoding).ids)
     return ids
 

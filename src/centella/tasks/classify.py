@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from centella.errors import DTypeError, ShapeError
 from centella.nn.tree import Tree
@@ -16,12 +16,16 @@ from centella.runtime.pending import Pending
 from centella.tasks.batches import (
     Batch,
     Progress,
-    by_length,
+    batches_of,
     expect_tokenizer,
     listed,
+    portions,
     run_batches,
+    threads_ahead,
 )
+from centella.tasks.check_texts import checked_texts
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
+from centella.tasks.pairs import Pairs, Typed
 from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
 from centella.tensors.hints import Hinted
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from centella.models.llama_ranker import LlamaRanker
     from centella.tasks.rank_prompt import RankPrompt
     from centella.tasks.text import Encoded, Tokenizer
+
+Read = Callable[[slice], Typed]  # of some of the texts
 
 Array = np.ndarray[Any, Any]
 CAPTURES = 40  # sizes of batches that the model is kept captured for
@@ -92,46 +98,63 @@ class _Runner(Hinted):
 
     def warm(self) -> None:
         """Run a text of one word: programs are compiled, and memory is allocated."""
-        self._logits(self._encoded(["warm"], None), 1, False)
+        self._logits(1, self._alone(["warm"]), 1, False)
 
     def _capture(self) -> Jitted[..., Tensor]:
         model = self.model
         return Jitted(lambda *inputs: model(*inputs), model.device, CAPTURES)
 
-    def _encoded(self, texts: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
-        if self.config.lower_case:
-            texts, pairs = _lower(texts), None if pairs is None else _lower(pairs)
-        encoded = self.tokenizer.encode_whole(texts, pairs, self.config.max_length)
-        self.tokenizer.check_ids(_ids_of(encoded), self.model.config.vocab_size)
-        return encoded
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs(self.tokenizer)
+
+    def _prepared(self, texts: Sequence[Any]) -> list[str]:
+        checked = checked_texts(texts)
+        return [text.lower() for text in checked] if self.config.lower_case else checked
+
+    def _alone(self, texts: Sequence[Any]) -> Read:
+        """Texts as the model reads them."""
+        read = self._prepared(texts)
+        return lambda some: self._pairs.alone(read[some], self.config.max_length)
 
     def _logits(
-        self, encoded: Sequence[Encoded], batch_size: int, progress: Progress
-    ) -> list[Array]:
-        """Of each text: [labels], or [tokens, labels]."""
+        self, count: int, read: Read, batch_size: int, progress: Progress
+    ) -> list[Array]:  # fmt: skip
+        """Of so many texts: of each [labels], or [tokens, labels]."""
         batch_size = whole("classify", "batch_size", batch_size, 1)
         if not callable(progress):
             progress = flag("classify", "progress", progress)
         if self._tree.changed:
             self._tree, self._captured = Tree(self.model), self._capture()
-        found: list[Array] = [np.empty(0, np.float32)] * len(encoded)
-        typed = self.model.config.type_vocab_size > 1
+        found: list[Array] = [np.empty(0, np.float32)] * count
+        types: list[Array | None] = [None] * count
+        config, most, pad = self.model.config, self.config.max_length, self.tokenizer.pad_id or 0
 
-        ids, types = _ids_of(encoded), Tokens.of([e.types for e in encoded])
-        most, pad = self.config.max_length, self.tokenizer.pad_id or 0
+        def tokenized(some: slice) -> Tokens:
+            typed = read(some)
+            self.tokenizer.check_ids(typed.tokens, config.vocab_size)
+            if typed.types is not None and config.type_vocab_size > 1:
+                for i in range(len(typed.types)):
+                    types[some.start + i] = typed.types.array(i)
+            return typed.tokens
 
         def submit(batch: Batch) -> Pending[Array]:
             inputs = [*batch.grid(batch_size, most, pad)]
-            if typed and any(any(encoded[i].types) for i in batch.texts):
-                inputs.append(replace(batch, tokens=types).grid(batch_size, most, 0)[0])
-            return self._captured.fetch(*inputs)
+            second = np.zeros_like(inputs[0])
+            for place, text in zip(second, batch.texts.tolist(), strict=False):
+                if (row := types[text]) is not None:
+                    place[: len(row)] = row
+            return self._captured.fetch(*inputs, *([second] if second.any() else []))
 
         def take(batch: Batch, result: Array) -> None:
-            for i, row in zip(batch.texts, result, strict=False):
-                found[i] = row[: len(encoded[i].ids)] if row.ndim == 2 else row
+            lengths = batch.tokens.lengths[batch.rows]
+            for i, row, length in zip(batch.texts, result, lengths, strict=False):
+                found[i] = row[:length] if row.ndim == 2 else row
 
-        batches = [Batch(ids, rows, rows) for rows in by_length(ids.lengths, batch_size)]
-        run_batches(batches, len(encoded), submit, take, progress)
+        parts = [partial(tokenized, some) for some in portions(count)]
+        threads = threads_ahead([self.model.device])
+        batches = batches_of(parts, batch_size, most, 0, threads)
+        run_batches(batches, count, submit, take, progress)
         return found
 
 
@@ -188,7 +211,7 @@ class Classifier(_Runner):
             )
         top = len(self.labels) if top_k is None else whole("classify", "top_k", top_k, 1)
         several = listed("classify", texts)
-        logits = self._logits(self._encoded(several, None), batch_size, progress)
+        logits = self._logits(len(several), self._alone(several), batch_size, progress)
         found = [self._sorted(activated(row, self.config.spread), top) for row in logits]
         return found[0] if isinstance(texts, str) else found
 
@@ -272,24 +295,23 @@ class Classifier(_Runner):
     ) -> Array:  # fmt: skip
         wanted = activation or self.config.activation
         one_of("predict", "activation", wanted, ACTIVATIONS)
-        rows = self._logits(self._judged(firsts, seconds, instruction), batch_size, progress)
+        read = self._judged(firsts, seconds, instruction)
+        rows = self._logits(len(seconds), read, batch_size, progress)
         logits = np.array(rows, np.float32).reshape(len(rows), len(self.labels))
         scores = activated(logits, wanted)
         return scores[:, 0] if len(self.labels) == 1 else scores
 
-    def _judged(
-        self, firsts: list[Any], seconds: list[Any], instruction: str | None
-    ) -> list[Encoded]:  # fmt: skip
+    def _judged(self, firsts: list[Any], seconds: list[Any], instruction: str | None) -> Read:
         """Pairs as the model reads them."""
-        if self._prompt is not None:
-            encoded = self._prompt.encode(firsts, seconds, instruction, self.config.max_length)
-            self.tokenizer.check_ids(_ids_of(encoded), self.model.config.vocab_size)
-            return encoded
+        most, prompt = self.config.max_length, self._prompt
+        a, b = self._prepared(firsts), self._prepared(seconds)
+        if prompt is not None:
+            return lambda some: Typed(prompt.tokens(a[some], b[some], instruction, most))
         if instruction is not None:
             raise ShapeError(
                 "rank: instruction: expected none: this model reads two texts and no prompt"
             )
-        return self._encoded(firsts, seconds)
+        return lambda some: self._pairs.pairs(a[some], b[some], most)
 
     def _sorted(self, scores: Array, top: int) -> list[Label]:
         order = np.argsort(-scores, kind="stable")[:top]
@@ -324,8 +346,10 @@ class TokenClassifier(_Runner):
         refuse_names("classify", other)
         together = flag("classify", "grouped", grouped)
         several = listed("classify", texts)
-        encoded = self._encoded(several, None)
-        logits = self._logits(encoded, batch_size, progress)
+        encoded = self.tokenizer.encode_whole(self._prepared(several), None, self.config.max_length)
+        logits = self._logits(
+            len(several), lambda some: Typed.of(encoded[some]), batch_size, progress
+        )
         found = [
             self._spans(text, e, activated(rows, "softmax"), together)
             for text, e, rows in zip(several, encoded, logits, strict=True)
@@ -357,11 +381,3 @@ class TokenClassifier(_Runner):
             spans.append(Span(bare, score, start, end, text[start:end]))
             last = i
         return spans
-
-
-def _lower(texts: Sequence[Any]) -> list[Any]:
-    return [text.lower() if isinstance(text, str) else text for text in texts]
-
-
-def _ids_of(encoded: Sequence[Encoded]) -> Tokens:
-    return Tokens.of([each.ids for each in encoded])

@@ -356,6 +356,7 @@ class Embedder(Hinted):
 
         Raises:
             ShapeError: outputs of two kinds, or vectors of unequal lengths.
+            DTypeError: vectors of dtype "int8", "uint8", "binary" or "ubinary".
         """
         return similarity(a, b, self.config.similarity)
 

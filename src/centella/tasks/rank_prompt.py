@@ -6,11 +6,11 @@ Source: the model card of Qwen3-Reranker.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 from centella.errors import ShapeError, WeightsError
-from centella.tasks.check_texts import check_text, checked_texts
-from centella.tasks.text import Encoded, Tokenizer
+from centella.tasks.check_texts import check_text
+from centella.tasks.text import Tokenizer
+from centella.tasks.tokens import Tokens
 
 BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -56,16 +56,15 @@ class RankPrompt:
         )
         return begin, end
 
-    def encode(
-        self, queries: list[Any], documents: list[Any], instruction: str | None, most: int
-    ) -> list[Encoded]:
+    def tokens(
+        self, queries: list[str], documents: list[str], instruction: str | None, most: int
+    ) -> Tokens:
         """The tokens of each prompt, `most` at most: documents are cut at their end.
 
         Special tokens that stand in the texts are plain text.
 
         Raises:
-            DTypeError: for what is no text; ShapeError: no room for a document, or a text with a
-                lone surrogate.
+            DTypeError: an instruction that is no text; ShapeError: no room for a document.
         """
         asked = INSTRUCTION if instruction is None else instruction
         check_text("rank: instruction", asked)
@@ -76,10 +75,9 @@ class RankPrompt:
                 f"rank: config.max_length: expected over {most - room} tokens, those of the "
                 f"prompt, got {most}"
             )
-        pairs = zip(checked_texts(queries), checked_texts(documents), strict=True)
+        pairs = zip(queries, documents, strict=True)
         texts = [f"<Instruct>: {asked}\n<Query>: {q}\n<Document>: {d}" for q, d in pairs]
         written = any(map(self.tokenizer.written.stands_in, texts))
         native = self.tokenizer.written.plain if written else self.tokenizer.native
         bodies = [e.ids[:room] for e in native.encode_batch_fast(texts, add_special_tokens=False)]
-        rows = [[*begin, *body, *end] for body in bodies]
-        return [Encoded(ids, [0] * len(ids), [], []) for ids in rows]
+        return Tokens.of([[*begin, *body, *end] for body in bodies])

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from centella.dtypes import Array
 from centella.errors import ShapeError, WeightsError
 from centella.tasks.check_texts import checked_texts
 from centella.tasks.special import Special
@@ -69,7 +70,7 @@ class Tokenizer:
         self.pad_id = pad_id
         self.origin = origin
         self.pad_origin = pad_origin
-        self._side: Literal["left", "right"] = truncation_side
+        self.side: Literal["left", "right"] = truncation_side
         self._around: tuple[()] | tuple[list[int], list[int]] | None = None  # not looked for yet
         self._words: Words | None = None
         self.num_special: int = native.num_special_tokens_to_add(is_pair=False)
@@ -170,7 +171,7 @@ class Tokenizer:
             if not self._around:
                 return self._processed(batch, most)
             tokens = self._whole(batch, *self._around)
-        return tokens.cut(most, self._side, *self._around)
+        return tokens.cut(most, self.side, *self._around)
 
     def _whole(self, texts: Sequence[str], before: list[int], after: list[int]) -> Tokens:
         """Ids of texts between special ones, not cut."""
@@ -199,7 +200,7 @@ class Tokenizer:
         encodings = self.native.encode_batch_fast(texts, add_special_tokens=False)
         counts = [len(encoding) + self.num_special for encoding in encodings]
         for encoding in encodings:
-            encoding.truncate(most - self.num_special, direction=self._side)
+            encoding.truncate(most - self.num_special, direction=self.side)
         tokens = Tokens.of([self.native.post_process(encoding).ids for encoding in encodings])
         return replace(tokens, counts=np.array(counts, np.int64))
 
@@ -233,29 +234,51 @@ class Tokenizer:
         Source: `truncation="longest_first"` of transformers.
         """
         both = pairs is not None
-        special = self.native.num_special_tokens_to_add(is_pair=both)
-        if max_length is not None and max_length < special:
-            raise ShapeError(
-                f"encode: max_length: expected at least {special} (the special tokens), "
-                f"got {max_length}"
-            )
-        room = sys.maxsize if max_length is None else max_length - special
+        room = self.room(max_length, pair=both)
         first, second = checked_texts(texts), checked_texts(pairs or [])
         with _typed_errors(f"{self.origin}: expected to encode texts"):
             lefts: Sequence[Any] = self.native.encode_batch(first, add_special_tokens=False)
             rights: Sequence[Any] = self.native.encode_batch(second, add_special_tokens=False)
             found = []
+            counts = [np.array([len(e) for e in side], np.int64) for side in (lefts, rights)]
+            kept = longest_first(counts[0], counts[1] if both else 0 * counts[0], room)
             for i, left in enumerate(lefts):
                 right = rights[i] if both else None
-                sizes = _longest_first(len(left), len(right) if right else 0, room)
-                for encoding, size in ((left, sizes[0]), (right, sizes[1])):
+                for encoding, size in ((left, int(kept[0][i])), (right, int(kept[1][i]))):
                     if encoding is not None and len(encoding) > size:
-                        encoding.truncate(size, direction=self._side)
+                        encoding.truncate(size, direction=self.side)
                 found.append(self.native.post_process(left, right))
         return [
             Encoded(e.ids, e.type_ids, e.offsets, [bool(s) for s in e.special_tokens_mask])
             for e in found
         ]
+
+    def room(self, max_length: int | None, pair: bool) -> int:
+        """Tokens that a text, or the two of a pair, may have beside the special ones.
+
+        Raises:
+            ShapeError: not even these fit.
+        """
+        special = self.native.num_special_tokens_to_add(is_pair=pair)
+        if max_length is not None and max_length < special:
+            raise ShapeError(
+                f"encode: max_length: expected at least {special} (the special tokens), "
+                f"got {max_length}"
+            )
+        return sys.maxsize if max_length is None else max_length - special
+
+    def bare(self, texts: Sequence[str]) -> Tokens | None:
+        """Ids without special tokens, not cut; None where these are not around a text.
+
+        Raises:
+            DTypeError, ShapeError, WeightsError: as `encode`.
+        """
+        tokens = self.tokens(texts)
+        if not self._around:
+            return None
+        before, after = map(len, self._around)
+        lengths = tokens.lengths - before - after
+        return Tokens(tokens.ids, tokens.starts + before, lengths, lengths)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
@@ -321,13 +344,17 @@ def _around(native: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
     return next(((whole[:n], whole[n + len(ids) :]) for n in matches), None)
 
 
-def _longest_first(left: int, right: int, room: int) -> tuple[int, int]:
-    """Tokens that are kept of two texts: the longer is cut, and where that does not do, both."""
-    short, long = min(left, right), max(left, right)
-    long = min(long, max(short, room - short))
-    if short + long > room:
-        short, long = room // 2, room - room // 2
-    return (short, long) if left <= right else (long, short)
+def longest_first(left: Array, right: Array, room: int) -> tuple[Array, Array]:
+    """Tokens that are kept of pairs: of each the longer is cut, and where that does not do, both.
+
+    Args:
+        left, right: tokens of the texts, i64 [pairs]; room: for both.
+    """
+    short, long = np.minimum(left, right), np.maximum(left, right)
+    long = np.minimum(long, np.maximum(short, room - short))
+    over = short + long > room
+    short, long = np.where(over, room // 2, short), np.where(over, room - room // 2, long)
+    return np.where(left <= right, short, long), np.where(left <= right, long, short)
 
 
 def _pad_id(

@@ -54,9 +54,13 @@ class Tokens(Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def array(self, text: int) -> Array:
+        """The ids of a text that are read, u32."""
+        return self.ids[self.starts[text] :][: self.lengths[text]]
+
     def row(self, text: int) -> list[int]:
-        """The ids of a text that are read."""
-        ids: list[int] = self.ids[self.starts[text] :][: self.lengths[text]].tolist()
+        """As `array`, a list."""
+        ids: list[int] = self.array(text).tolist()
         return ids
 
     def lists(self) -> list[list[int]]:

@@ -79,7 +79,8 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
     An empty list is of the other's kind.
 
     Raises:
-        ShapeError: outputs of two kinds, or vectors of unequal lengths; DTypeError: no numbers.
+        ShapeError: outputs of two kinds, or vectors of unequal lengths; DTypeError: no numbers, or
+            vectors in 8 bits or fewer.
     """
     first, second = _form(a), _form(b)
     if first == EMPTY or second == EMPTY:
@@ -93,7 +94,7 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
         alike = _sparse_similarity if first == SPARSE else _multi_similarity
         rows = [[alike(x, y) for y in _listed(b)] for x in _listed(a)]
         return np.array(rows, np.float32).reshape(len(rows), len(_listed(b)))
-    x, y = (np.atleast_2d(host_numbers("similarity", v).astype(np.float32)) for v in (a, b))
+    x, y = (np.atleast_2d(_floats(v)) for v in (a, b))
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
         raise ShapeError(
             f"similarity: expected [n, dim] and [m, dim], got {list(x.shape)}, {list(y.shape)}"
@@ -106,6 +107,17 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
     order = 1 if kind == "manhattan" else 2
     rows = [-np.linalg.norm(row - y, ord=order, axis=1) for row in x]
     return np.array(rows, np.float32).reshape(len(x), len(y))
+
+
+def _floats(vectors: Any) -> Array:
+    numbers = host_numbers("similarity", vectors)
+    if numbers.dtype.itemsize == 1:
+        raise DTypeError(
+            f"similarity: expected floats, got {numbers.dtype}, whose numbers are steps or bits: "
+            f'compare f32 or f16 vectors, or count the bits in which dtype="ubinary" differs: '
+            f"np.bitwise_count(a[:, None] ^ b).sum(-1)"
+        )
+    return numbers.astype(np.float32)
 
 
 def _listed(outputs: Any) -> Sequence[Any]:
