@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks import session
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
@@ -356,6 +357,37 @@ def test_logits_that_are_nan_are_an_error_with_the_layer(tmp_path: Path) -> None
         text = r"sequence 0, token 3: the logits are NaN, first in the result of layer 1"
         with pytest.raises(ct.ContractError, match=text):
             model.generate([5, 6, 7], max_new_tokens=3, **sampling)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"), [("f32", "$"), ("bf16", "$"), ("f16", "; dtype='bf16'")]
+)
+def test_where_nan_comes_from(dtype: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in chunks, with keys and values in the storage of the session; advice where it helps."""
+    monkeypatch.setattr(session, "CHUNK", 5)
+    made = load(FOLDER / "qwen3", "cpu", dtype, task="generate")
+    out, past, asked = made.model.layers[2].self_attn.o_proj, made.model.past, list[Any]()
+    out.weight = out.weight * float("nan")
+
+    def spied(*args: Any, **options: Any) -> Any:
+        asked.append(options["dtype"])
+        return past(*args, **options)
+
+    monkeypatch.setattr(made.model, "past", spied)
+    for cache in (None, "i8"):
+        with pytest.raises(ct.ContractError, match=f"in the result of layer 2{advice}"):
+            made.generate([*range(5, 18)], max_new_tokens=2, cache=cache)
+    assert asked == [None, None, ct.i8, ct.i8]  # of the session, then to find the layer
+
+
+def test_no_memory_to_find_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = host()
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise ct.OutOfMemoryError("full")
+
+    monkeypatch.setattr(made.model, "past", full)
+    assert "no memory to find the layer" in session.origin_of_nan(made.model, [3, 4], None)
 
 
 def test_rows_that_share_much_and_little_with_the_batch_before() -> None:

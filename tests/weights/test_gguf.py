@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -297,6 +298,16 @@ def test_the_tokenizer_of_a_file(tmp_path: Path) -> None:
     assert shown == "<|endoftext|>hi"
     made = model.generate("Hello", max_new_tokens=5)
     assert made == folder.generate("Hello", max_new_tokens=5)
+
+
+def test_a_file_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(FOLDER / "qwen3", file)
+    model = load(file, "cpu")
+    text = "expected a tokenizer, got a file without tokenizer.ggml.tokens; give ids in place of"
+    with pytest.raises(WeightsError, match=re.escape(f"model.gguf: {text}")):
+        model.generate("Hello")
+    assert len(model.generate([3, 4], max_new_tokens=2, ignore_eos=True).ids) == 2
 
 
 def test_a_first_token_where_the_file_asks_for_it(tmp_path: Path) -> None:

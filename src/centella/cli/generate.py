@@ -124,7 +124,9 @@ def run(
         OSError: for a file that cannot be read.
     """
     if not model:
-        raise CentellaError("generate: --model DIR: expected a model folder or a repository")
+        raise CentellaError(
+            "generate: --model DIR: expected a model folder, a .gguf file or a repository"
+        )
     _check_together(
         sum(given is not None for given in (prompt, file, ids)),
         ids is not None,

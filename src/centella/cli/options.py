@@ -20,12 +20,17 @@ class WeightDtype(StrEnum):
 Folder = Annotated[
     str,
     typer.Option(
-        "--model", metavar="DIR", help="A model folder, or a repository of huggingface.co."
+        "--model",
+        metavar="DIR",
+        help="A model folder, a repository of huggingface.co or, of a decoder, a .gguf file.",
     ),
 ]
 Model = Annotated[
     str,
-    typer.Option(metavar="DIR", help="minilm, a model folder, or a repository of huggingface.co."),
+    typer.Option(
+        metavar="DIR",
+        help="minilm, a model folder, a .gguf file, or a repository of huggingface.co.",
+    ),
 ]
 Device = Annotated[
     str | None,

@@ -268,10 +268,13 @@ def expect_tokenizer(tokenizer: Tokenizer | Path, instead: str = "") -> Tokenize
         instead: what may be given in place of text, behind the message.
 
     Raises:
-        WeightsError: it is the path of a file that the model's folder lacks.
+        WeightsError: it is the path of a file that the model's folder lacks, or of a GGUF file
+            that has none.
     """
     if isinstance(tokenizer, Path):
-        raise WeightsError(f"{tokenizer}: expected a tokenizer, got no such file{instead}")
+        is_gguf = tokenizer.suffix.lower() == ".gguf"
+        got = "a file without tokenizer.ggml.tokens" if is_gguf else "no such file"
+        raise WeightsError(f"{tokenizer}: expected a tokenizer, got {got}{instead}")
     return tokenizer
 
 

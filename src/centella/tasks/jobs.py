@@ -262,7 +262,7 @@ class Jobs:
 
     def _add(self, job: Job, token: int, logprobs: TokenLogprobs | None) -> None:
         if token < 0:
-            where = origin_of_nan(self.device.model, job.ids)
+            where = origin_of_nan(self.device.model, job.ids, self.device.cache.dtype)
             raise ContractError(f"submit: token {len(job.ids)}: the logits are NaN, {where}")
         job.own.add(job.ids[-1:])
         job.ids.append(token)

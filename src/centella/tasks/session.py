@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from centella.dtypes import DType, f32
-from centella.errors import ContractError
+from centella.dtypes import DType, f16, f32
+from centella.errors import ContractError, OutOfMemoryError
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
@@ -263,7 +263,7 @@ class Session:
             at = int(np.argmin(tokens))
             raise ContractError(
                 f"generate: sequence {at}, token {len(self.rows[at])}: the logits are NaN, "
-                f"{origin_of_nan(self.model, self.rows[at])}"
+                f"{origin_of_nan(self.model, self.rows[at], self.cache)}"
             )
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(int(token))
@@ -287,15 +287,25 @@ class Session:
             yield under_way.popleft().result()
 
 
-def origin_of_nan(model: LlamaModel, row: Ids) -> str:
-    """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
-    past = model.past(1, len(row))
-    ids = asarray(np.array([row], np.int32), device=model.device)
-    for layer, x in enumerate(model.layer_states(ids, past)):
-        if np.isnan(x.astype(f32).numpy()).any():
-            which = "the embedding" if not layer else f"layer {layer - 1}"
-            return f"first in the result of {which}; dtype='bf16' or 'f32' has a wider range"
-    return "first in the product with the head"
+def origin_of_nan(model: LlamaModel, row: Ids, cache: DType | None) -> str:
+    """Where a sequence's first NaN comes from: its states, layer by layer, anew.
+
+    Args:
+        cache: storage of keys and values, as `Session` takes it.
+    """
+    wider = "; dtype='bf16' or 'f32' has a wider range" if model.dtype is f16 else ""
+    try:
+        past = model.past(1, len(row), dtype=cache)
+        for start in range(0, len(row), CHUNK):
+            part = np.array([row[start : start + CHUNK]], np.int32)
+            states = model.layer_states(asarray(part, device=model.device), past)
+            for layer, x in enumerate(states):
+                if np.isnan(x.astype(f32).numpy()).any():
+                    which = "the embedding" if not layer else f"layer {layer - 1}"
+                    return f"first in the result of {which}{wider}"
+    except OutOfMemoryError:
+        return "and there is no memory to find the layer that they come from"
+    return f"first in the product with the head{wider}"
 
 
 def _common(old: Ids, new: Ids) -> int:

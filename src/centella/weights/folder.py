@@ -36,7 +36,7 @@ def find_folder(path: str | PathLike[str]) -> Path:
     """
     if not isinstance(path, (str, PathLike)):
         raise TypeError(
-            f"load: expected a model folder, a repository (owner/name) or 'minilm', "
+            f"load: expected a model folder, a .gguf file, a repository (owner/name) or 'minilm', "
             f"got {type(path).__name__}"
         )
     folder = Path(path)
@@ -51,8 +51,8 @@ def find_folder(path: str | PathLike[str]) -> Path:
         return _download(path)
     meant = _meant(str(path), named) if absent else ""
     raise WeightsError(
-        f"{path or 'load'}: expected a model folder, a repository (owner/name) or 'minilm', "
-        f"got {there}{meant}"
+        f"{path or 'load'}: expected a model folder, a .gguf file, a repository (owner/name) or "
+        f"'minilm', got {there}{meant}"
     )
 
 
