@@ -11,7 +11,7 @@ from centella.ops.attention.problem import scalars_of
 from centella.ops.attention.rope_cluster import kernel
 from centella.ops.attention.split import few_queries
 from centella.ops.cache import cache_scalars
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import layout_of
 from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
@@ -58,9 +58,9 @@ def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> L
         ("rows", parts.rows), ("scoring", inner.attrs.scoring), ("splits", parts.splits),
         ("tile", tile.split), ("tokens", y.shape[1]),
     )  # fmt: skip
-    params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
+    params = signature(reads, {"y": 1}, {"keys": 1, "values": 1})
     call = Call(kernel, refs, tuple(scalars.items()), constants, parts.groups,
-                workgroup=tile.split.threads, face=params)  # fmt: skip
+                workgroup=tile.split.threads, signature=params)  # fmt: skip
     return Lowered((call,))
 
 
