@@ -23,17 +23,8 @@ from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.kernel_params import signature
 from centella.ops.rows import chunked, load, place_of, rows_call, width_of
-from centella.ops.speech import (
-    LEAST,
-    NEVER,
-    NOTES,
-    Rules,
-    SpeechAttrs,
-    allowed,
-    surveyed,
-    takes,
-    times_are_likelier,
-)
+from centella.ops.speech import Rules, surveyed, takes, times_are_likelier
+from centella.ops.speech_host import LEAST, NEVER, NOTES, SpeechAttrs, allowed
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

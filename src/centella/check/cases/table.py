@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from centella.check.cases.attention import attention
+from centella.check.cases.caches import (
+    cache_attend,
+    cache_step,
+    cache_write,
+    cache_write_i8,
+    rope_attend,
+    rope_cache_write,
+    rope_cache_write_i8,
+)
 from centella.check.cases.case import Case, Row
 from centella.check.cases.elementwise import cast, expressions, fused
 from centella.check.cases.move import (
     arange,
     assign,
-    cache_attend,
-    cache_step,
-    cache_write,
-    cache_write_i8,
     concat,
     embedding,
     fill,
     gather,
     reshape,
     rope,
-    rope_attend,
-    rope_cache_write,
-    rope_cache_write_i8,
     scatter,
     scatter_reduce,
     take_along_axis,

@@ -23,10 +23,9 @@ from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.matmul.problem import Problem, aligned
-from centella.ops.matmul.sums import SUBGROUP, slots_of, totals
+from centella.ops.matmul.sums import SUBGROUP, Thin, slots_of, totals
 from centella.ops.matmul.thin import (
     Rows,
-    Thin,
     add_products,
     depth_of,
     reserve,

@@ -27,11 +27,10 @@ from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
+from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, Thin, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
     PARTIAL,
     Rows,
-    Thin,
     add_products,
     depth_of,
     let_next_in,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
@@ -14,12 +16,34 @@ from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.rows import fold
 
-if TYPE_CHECKING:
-    from centella.ops.matmul.thin import Thin
-
 SHARED_WORDS = 4096  # 16 KB: what every device has
 SUBGROUP = 32  # lanes that shuffle: a warp
 STAGE = 16  # parts that a thread adds up at a time, at least
+
+
+class Thin(Struct, frozen=True):
+    """How a group works: rows of x held, threads of a team, outputs of a team, steps at once.
+
+    `rolled` is for a CPU (`Row.rolled`): one walk along k, whose steps are all masked alike, and
+    sums that are added up in a loop.
+    """
+
+    m: int
+    lanes: int
+    outs: int
+    unroll: int
+    threads: int = 128
+    rolled: bool = False
+
+    @property
+    def teams(self) -> int:
+        """Teams of a group; neighbouring threads are of different teams and share x."""
+        return self.threads // self.lanes
+
+    @property
+    def outputs(self) -> int:
+        """Neighbouring outputs of a group."""
+        return self.teams * self.outs
 
 
 def finish(

@@ -25,7 +25,7 @@ from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.problem import THIN, Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
-from centella.ops.matmul.sums import SUBGROUP, finish
+from centella.ops.matmul.sums import SUBGROUP, Thin, finish
 from centella.ops.matmul.table import row_of
 from centella.ops.quant.numbers import bytes_of, number
 from centella.specs import Caps
@@ -40,31 +40,6 @@ FEW = 2048  # outputs that leave much of a large GPU idle
 # three times as much, as each is widened.
 WORTH = 1 << 17
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
-
-
-class Thin(Struct, frozen=True):
-    """How a group works: rows of x held, threads of a team, outputs of a team, steps at once.
-
-    `rolled` is for a CPU (`Row.rolled`): one walk along k, whose steps are all masked alike, and
-    sums that are added up in a loop.
-    """
-
-    m: int
-    lanes: int
-    outs: int
-    unroll: int
-    threads: int = 128
-    rolled: bool = False
-
-    @property
-    def teams(self) -> int:
-        """Teams of a group; neighbouring threads are of different teams and share x."""
-        return self.threads // self.lanes
-
-    @property
-    def outputs(self) -> int:
-        """Neighbouring outputs of a group."""
-        return self.teams * self.outs
 
 
 def together_of(tile: Thin, x: DType, w: DType) -> int:

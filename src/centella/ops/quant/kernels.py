@@ -27,8 +27,8 @@ from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.repack import copied_whole
-from centella.ops.matmul.sums import SUBGROUP, finish, when
-from centella.ops.matmul.thin import PARTIAL, Rows, Thin, reserve, thin_of, together_of
+from centella.ops.matmul.sums import SUBGROUP, Thin, finish, when
+from centella.ops.matmul.thin import PARTIAL, Rows, reserve, thin_of, together_of
 from centella.ops.quant.dequantize import DequantizeAttrs
 from centella.ops.quant.format import CHUNK, SYMBOLS, Format, Place
 from centella.ops.quant.table import FORMATS
