@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROWS = (
     "int8", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4",
 )  # fmt: skip
-FILES = dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1"), "fours_fives")
+FILES: dict[str, str] = dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1"), "fours_fives")
 
 
 class _Formats(Mapping[str, "Format"]):
