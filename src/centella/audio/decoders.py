@@ -92,7 +92,7 @@ def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str | None
 
 def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str | None:
     try:
-        import av  # pyright: ignore[reportMissingImports]
+        import av.error  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     # For a broken file; the last two for seeks and for formats that NumPy lacks.
