@@ -171,7 +171,7 @@ def of_launch(device: ct.Device, call: Any) -> Row:
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     unit = (True,) * len(dtypes)
     return resources(device, call.kernel.program(
-        device.caps, dtypes, unit, call.constants, call.workgroup, call.face
+        device.caps, dtypes, unit, call.constants, call.workgroup, call.signature
     ))  # fmt: skip
 
 

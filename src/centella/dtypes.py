@@ -140,10 +140,10 @@ def check_elements(op: str, native: Any, dtype: DType) -> None:
     if isinstance(native, np.ndarray):
         stored = native.dtype
     else:
-        face = getattr(native, "__cuda_array_interface__", None)
-        if face is None:
+        interface = getattr(native, "__cuda_array_interface__", None)
+        if interface is None:
             return
-        stored = np.dtype(face["typestr"])
+        stored = np.dtype(interface["typestr"])
     if stored != dtype.numpy and stored != np.uint8 and stored.kind != "V":
         raise DTypeError(
             f"{op}: expected an array of {dtype.name} (NumPy's {dtype.numpy}), got {stored}; "

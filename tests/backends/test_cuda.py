@@ -331,8 +331,8 @@ class TestStreamsOfCuda:
             assert fake.ops[-2].before(app)
             elsewhere(lambda: (x * 3.0).native)
             made = fake.put("producer", producer)
-            face = {"shape": (4,), "typestr": "<f4", "data": (address, True), "version": 3}
-            native = SimpleNamespace(__cuda_array_interface__={**face, "stream": producer})
+            interface = {"shape": (4,), "typestr": "<f4", "data": (address, True), "version": 3}
+            native = SimpleNamespace(__cuda_array_interface__={**interface, "stream": producer})
             z = ct.Tensor.from_buffer(native, 4, "f32", device=device)
             elsewhere(lambda: (z * 2.0).native)
             assert made.before(fake.ops[-1])
@@ -400,9 +400,15 @@ class TestMemoryOfCuda:
 
     @staticmethod
     def interface(address: int, shape: Any, **more: Any) -> Owner:
-        face = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3, **more}
+        interface = {
+            "shape": shape,
+            "typestr": "<f4",
+            "data": (address, False),
+            "version": 3,
+            **more,
+        }
         made = Owner()
-        made.__cuda_array_interface__ = face  # type: ignore[attr-defined]  # as arrays have it
+        made.__cuda_array_interface__ = interface  # type: ignore[attr-defined]  # as arrays have it
         return made
 
     def test_addresses_and_array_interfaces(self, fake: FakeCuda) -> None:

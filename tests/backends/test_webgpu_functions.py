@@ -130,7 +130,7 @@ def test_no_driver_sees_through_rounding_in_a_register(native: bool) -> None:
         i = lang.global_id() * 2
         y.store(i, [lang.stored(x[i], f16) + 1.0, x[i + 1]])
 
-    ir = trace(kernel, lang.face_of(kernel), workgroup=64, dtypes={"x": f32, "y": f16})
+    ir = trace(kernel, lang.signature_of(kernel), workgroup=64, dtypes={"x": f32, "y": f16})
     source = emit_wgsl(ir, native_f16=native)
     packed = "pack_f16_native" if native else "pack_f16"
     assert source.count(f"{packed}(") - source.count(f"fn {packed}(") == 2

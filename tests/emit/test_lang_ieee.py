@@ -191,7 +191,7 @@ def test_kernels_without_formulas_of_users_have_the_plain_text() -> None:
         kinds = tuple(ref.spec.dtype for ref in call.tensors)
         unit = (True,) * len(kinds)
         return call.kernel.program(
-            caps, kinds, unit, call.constants, call.workgroup, call.face
+            caps, kinds, unit, call.constants, call.workgroup, call.signature
         ).source
 
     x = make_spec((8, 64), f32, 16)

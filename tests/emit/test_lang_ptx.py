@@ -482,10 +482,12 @@ class Case:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def trace(self) -> KernelIR:
-        face = lang.face_of(self.fn)
-        given = {name: self.dtypes.get(name, t.dtype or f32) for name, t in face.tensors}
-        return lang.trace(self.fn, face, workgroup=self.workgroup, dtypes=given, unit=self.unit,
-                          constants=self.constants)  # fmt: skip
+        signature = lang.signature_of(self.fn)
+        given = {name: self.dtypes.get(name, t.dtype or f32) for name, t in signature.tensors}
+        return lang.trace(
+            self.fn, signature, workgroup=self.workgroup, dtypes=given, unit=self.unit,
+            constants=self.constants,
+        )  # fmt: skip
 
     def launch(self, ir: KernelIR) -> tuple[list[Words], Words]:
         """Random inputs, poisoned outputs and the launch parameters."""
@@ -869,7 +871,7 @@ def test_what_leaves_an_empty_loop_is_there_after_it() -> None:
             z[i * 12] = 1
         z[i * 12 + 1] = 2
 
-    ir = lang.trace(after, lang.face_of(after), workgroup=4, dtypes={"z": u32})
+    ir = lang.trace(after, lang.signature_of(after), workgroup=4, dtypes={"z": u32})
     words = np.zeros(48, np.uint32)
     params = np.array([{"n": 0}.get(str(p.source[0]), 0) for p in ir.params], np.uint32)
     execute(ir, "sm_80", [words], params, 1)

@@ -107,7 +107,9 @@ def launches(name: str, dtype: str) -> Iterator[tuple[KernelIR, Call]]:
             unit = tuple(r.spec.unit_rows for r in call.tensors)
             if call.groups:
                 yield (
-                    call.kernel.specialise(dtypes, unit, call.constants, call.workgroup, call.face),
+                    call.kernel.specialise(
+                        dtypes, unit, call.constants, call.workgroup, call.signature
+                    ),
                     call,
                 )
 

@@ -41,7 +41,9 @@ def accesses(calls: Any) -> int:
     found = 0
     for call in calls:
         dtypes = tuple(r.spec.dtype for r in call.tensors)
-        ir: KernelIR = call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+        ir: KernelIR = call.kernel.specialise(
+            dtypes, (), call.constants, call.workgroup, call.signature
+        )
         found += sum("load" in s[0] or "store" in s[0] for s in ir.body)
     return found
 

@@ -17,7 +17,7 @@ from centella.emit.ptx import emit_ptx
 from centella.emit.wgsl import emit_wgsl
 from centella.errors import SimulationError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, f16, f32, i32, u8, u32
-from centella.lang.kernel_params import Face
+from centella.lang.kernel_params import Signature
 from centella.simulator.atomics import take_turns
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas
 from tests.support.lang_common import (
@@ -235,9 +235,9 @@ REFUSED: list[tuple[Any, Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "wrong", "text"), REFUSED)
 def test_refused(kind: Any, wrong: Callable[[Any], Any], text: str) -> None:
-    face = Face((("x", kind),), (), ())
+    signature = Signature((("x", kind),), (), ())
     with pytest.raises(TraceError, match=text):
-        lang.trace(wrong, face, workgroup=THREADS, dtypes={})
+        lang.trace(wrong, signature, workgroup=THREADS, dtypes={})
 
 
 # -- races -----------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from centella import lang
 from centella.dtypes import DType, bool_, f16, f32, i8, i32, u32
 from centella.emit.wgsl import emit_wgsl
 from centella.errors import SimulationError, TraceError
-from centella.lang import In, InOut, KernelIR, Out, Scalar, face_of, storage
+from centella.lang import In, InOut, KernelIR, Out, Scalar, signature_of, storage
 from centella.lang.kernel_params import TensorParam
 from centella.lang.tracer import current
 from centella.specs import dense_strides
@@ -47,9 +47,9 @@ def trace(
     fn: Callable[..., Any], dtype: DType = f32, workgroup: int = 32, **constants: Any
 ) -> KernelIR:
     """The IR of a kernel whose `storage` arguments all have one dtype."""
-    face = face_of(fn)
-    dtypes = {n: p.dtype or dtype for n, p in face.tensors}
-    return lang.trace(fn, face, workgroup=workgroup, dtypes=dtypes, constants=constants)
+    signature = signature_of(fn)
+    dtypes = {n: p.dtype or dtype for n, p in signature.tensors}
+    return lang.trace(fn, signature, workgroup=workgroup, dtypes=dtypes, constants=constants)
 
 
 def user_line(error: BaseException) -> int:
@@ -417,7 +417,7 @@ def test_bad_faces(parameters: str, text: str) -> None:
     space = dict(globals())
     exec(compile(f"def kernel({parameters}): pass", "<kernel>", "exec", dont_inherit=True), space)
     with pytest.raises(TraceError, match=text):
-        face_of(space["kernel"])
+        signature_of(space["kernel"])
 
 
 def test_faces_are_read_from_annotations() -> None:
@@ -427,16 +427,16 @@ def test_faces_are_read_from_annotations() -> None:
     ) -> None:  # fmt: skip
         pass
 
-    face = face_of(kernel)
-    assert face.tensors == (
+    signature = signature_of(kernel)
+    assert signature.tensors == (
         ("x", TensorParam("in", None, 1)),
         ("a", TensorParam("in", f16, 2)),
         ("p", TensorParam("scalar", u32, 1)),
         ("z", TensorParam("inout", i8, 1)),
         ("y", TensorParam("out", f32, 1)),
     )
-    assert face.scalars == (("n", "u32"), ("s", "f32"), ("m", "i32"))
-    assert [n for n, _ in face.constants] == ["tile", "name"]
+    assert signature.scalars == (("n", "u32"), ("s", "f32"), ("m", "i32"))
+    assert [n for n, _ in signature.constants] == ["tile", "name"]
 
 
 def test_storage_must_be_said() -> None:
@@ -444,9 +444,9 @@ def test_storage_must_be_said() -> None:
         y[0] = x[0]
 
     with pytest.raises(TraceError, match="say which storage 'x' has"):
-        lang.trace(kernel, face_of(kernel), workgroup=1, dtypes={})
+        lang.trace(kernel, signature_of(kernel), workgroup=1, dtypes={})
     with pytest.raises(TraceError, match="'y' is declared f32, got f16"):
-        lang.trace(kernel, face_of(kernel), workgroup=1, dtypes={"x": f32, "y": f16})
+        lang.trace(kernel, signature_of(kernel), workgroup=1, dtypes={"x": f32, "y": f16})
 
 
 # -- the tracer's state ----------------------------------------------------------------------------
@@ -625,7 +625,7 @@ def test_only_used_offsets_and_strides_are_passed() -> None:
         y[lang.local_id()] = x[lang.local_id(), 1] + lang.cast(w.shape(1), f32)
 
     def sources(**unit: bool) -> list[Any]:
-        ir = lang.trace(kernel, face_of(kernel), workgroup=8, dtypes={}, unit=unit)
+        ir = lang.trace(kernel, signature_of(kernel), workgroup=8, dtypes={}, unit=unit)
         return [p.source for p in ir.params]
 
     assert sources() == [("x", "offset"), ("x", "stride", 0), ("w", "shape", 1), ("y", "offset")]
@@ -636,7 +636,7 @@ def test_only_used_offsets_and_strides_are_passed() -> None:
 
     for name in ("x", "y"):
         with pytest.raises(TraceError, match=rf"'{name}'\..* needs neighbouring elements"):
-            lang.trace(chunks, face_of(chunks), workgroup=1, dtypes={}, unit={name: False})
+            lang.trace(chunks, signature_of(chunks), workgroup=1, dtypes={}, unit={name: False})
 
 
 def test_extents_of_an_argument() -> None:
@@ -917,7 +917,7 @@ def test_constants_are_folded() -> None:
 SCRIPT = """
 from centella import lang
 from centella.dtypes import f16, f32, u32
-from centella.lang import In, Out, face_of, storage
+from centella.lang import In, Out, signature_of, storage
 
 def kernel(x: In[storage, 2], y: Out[storage], n: u32, s: f32, *, names):
     total = lang.var(0.0)
@@ -926,8 +926,8 @@ def kernel(x: In[storage, 2], y: Out[storage], n: u32, s: f32, *, names):
             total += lang.exp(x[k, len(name)]) * s
     y.store(lang.global_id() * 2, [total, -0.0])
 
-face = face_of(kernel)
-ir = lang.trace(kernel, face, workgroup=64, dtypes={"x": f16, "y": f16},
+signature = signature_of(kernel)
+ir = lang.trace(kernel, signature, workgroup=64, dtypes={"x": f16, "y": f16},
                 constants={"names": ("a", "bc")})
 print(ir.digest)
 """
@@ -989,10 +989,10 @@ def test_kernels_without_source() -> None:
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert [f.lineno for f in frames if f.filename == "<prompt>"] == [3]
     double = lambda x, y: y.store(0, [x[0] * 2.0])  # noqa: E731  # a lambda has no annotations
-    face = lang.kernel_params.Face(
+    signature = lang.kernel_params.Signature(
         (("x", TensorParam("in", f32, 1)), ("y", TensorParam("out", f32, 1))), (), ()
     )
-    assert lang.trace(double, face, workgroup=1, dtypes={}).name == "<lambda>"
+    assert lang.trace(double, signature, workgroup=1, dtypes={}).name == "<lambda>"
 
 
 def test_lines_of_statements() -> None:

@@ -58,7 +58,7 @@ def kernel_of(tile: Tile, dim: int, dtype: DType = f32, causal: bool = False) ->
     with mock.patch.object(tiled, "tile_of", return_value=tile.of(dim)):
         (call,) = op.get("attention").form((q, q, q), (y,), attrs).lower(CAPS).calls
     dtypes = tuple(r.spec.dtype for r in call.tensors)
-    return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+    return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.signature)
 
 
 @TILES
@@ -165,12 +165,12 @@ def test_a_power_is_exact_enough_and_ends_in_zero() -> None:
         y[at] = power(x[at])
 
     from centella.lang import trace
-    from centella.ops.kernel_params import face
+    from centella.ops.kernel_params import signature
 
     values = np.concatenate([np.linspace(-125, 0, 4000), [HIDDEN, -np.inf, -127.0, np.nan]])
     values = np.resize(values, 64 * 64).astype(np.float32)
     ir = trace(
-        powers, face({"x": 1}, {"y": 1}), workgroup=64, dtypes={"x": f32, "y": f32},
+        powers, signature({"x": 1}, {"y": 1}), workgroup=64, dtypes={"x": f32, "y": f32},
         unit={"x": True, "y": True}, constants={}, name="powers",
     )  # fmt: skip
     words = [values.view(np.uint32).copy(), np.zeros(values.size, np.uint32)]

@@ -32,8 +32,8 @@ from centella.backends.webgpu import arithmetic
 from centella.dtypes import DType, f32, i32, narrow, u32, widen
 from centella.emit.wgsl import emit_wgsl
 from centella.errors import CentellaError, TraceError
-from centella.lang import KernelIR, face_of
-from centella.lang.kernel_params import Face, TensorParam
+from centella.lang import KernelIR, signature_of
+from centella.lang.kernel_params import Signature, TensorParam
 from centella.simulator.run import Report, simulate, unwritten
 
 Array = NDArray[Any]
@@ -107,7 +107,7 @@ def record(
     """Trace a kernel for tensors."""
     return lang.trace(
         fn,
-        face_of(fn),
+        signature_of(fn),
         workgroup=workgroup,
         dtypes={name: t.dtype for name, t in tensors.items()},
         unit={name: t.strides[-1] == 1 for name, t in tensors.items()},
@@ -253,10 +253,12 @@ def element_kernel(
             values = [fn(*[x[at] for x in inputs.values()]) for at in places]
             y.store(first, values)
 
-    faces = [(n, TensorParam("out" if n == "y" else "in", t.dtype, 1)) for n, t in tensors.items()]
+    signatures = [
+        (n, TensorParam("out" if n == "y" else "in", t.dtype, 1)) for n, t in tensors.items()
+    ]
     name = getattr(fn, "__name__", "element")
-    face = Face(tuple(faces), (), ())
-    ir = lang.trace(kernel, face, workgroup=workgroup, dtypes={}, name=name)
+    signature = Signature(tuple(signatures), (), ())
+    ir = lang.trace(kernel, signature, workgroup=workgroup, dtypes={}, name=name)
     return ir, tensors, -(-arrays[0].size // (workgroup * out.per_word))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from centella import lang
 from centella.dtypes import i32, u32
 from centella.lang import KernelIR
-from centella.lang.kernel_params import Face, TensorParam
+from centella.lang.kernel_params import Signature, TensorParam
 
 Words = NDArray[np.uint32]
 
@@ -410,8 +410,8 @@ def program(nodes: list[Node], chunked: bool) -> KernelIR:
             z[run.everyone * SLOTS + k] ^= v + run.tile[run.me * SLOTS + k]
 
     tensors = (("z", TensorParam("inout", u32, 1)),)
-    face = Face(tensors, tuple((name, "u32") for name in SCALARS), ())
-    return lang.trace(kernel, face, workgroup=THREADS, dtypes={})
+    signature = Signature(tensors, tuple((name, "u32") for name in SCALARS), ())
+    return lang.trace(kernel, signature, workgroup=THREADS, dtypes={})
 
 
 def on_host(nodes: list[Node]) -> Words:

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 def traced(call: Call) -> KernelIR:
     """The kernel of a launch."""
     dtypes = tuple(r.spec.dtype for r in call.tensors)
-    return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.face)
+    return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.signature)
 
 
 def one_launch(

@@ -106,20 +106,20 @@ def member(owner: str, name: str, what: Any) -> Iterator[str]:
     """A method or property of a class, as a list item."""
     bare, bound = getattr(what, "fget", None), getattr(found(owner), name)
     if bare is not None:
-        face, params = f".{name}: {inspect.signature(bare).return_annotation}", set[str]()
+        header, params = f".{name}: {inspect.signature(bare).return_annotation}", set[str]()
     else:
         label = (
             f"{shown(owner)}.{name}" if isinstance(what, classmethod | staticmethod) else f".{name}"
         )
-        face = signature(label, bound, bound=inspect.isfunction(what))
+        header = signature(label, bound, bound=inspect.isfunction(what))
         params = set(inspect.signature(bound).parameters)
-    yield from item(face, inspect.getdoc(bound), params)
+    yield from item(header, inspect.getdoc(bound), params)
 
 
-def item(face: str, text: str | None, params: set[str]) -> Iterator[str]:
+def item(header: str, text: str | None, params: set[str]) -> Iterator[str]:
     """A list item: a signature and what a docstring says."""
     doc = parsed(text or "")
-    yield f"- `{face}`: {' '.join(doc.prose)}"
+    yield f"- `{header}`: {' '.join(doc.prose)}"
     yield from (f"  - {entry}" for entry in (*listed(doc, "Args", params), *outcome(doc)))
 
 

@@ -17,6 +17,7 @@ import centella as ct
 from centella.errors import WeightsError
 from centella.models.llama_gguf import tensors_of
 from centella.nn import Linear, RMSNorm
+from centella.specs import Caps
 from centella.tasks.load import _dtypes, load
 from centella.weights.gguf import KINDS, GGUFTensor, open_gguf
 from tests.support.model_common import DATA
@@ -218,8 +219,8 @@ def test_dtypes_of_quantised_files() -> None:
     norm, matrix = (GGUFTensor("t", KINDS[k], s, None, 0) for k, s in ((0, (8,)), (1, (4, 8))))  # type: ignore[arg-type]
     packed = GGUFTensor("t", KINDS[8], (4, 32), None, 0)  # type: ignore[arg-type]
     tensors = {"a": norm, "b": matrix, "c": packed}
-    cuda = SimpleNamespace(caps=SimpleNamespace(target="ptx"))
-    webgpu = SimpleNamespace(caps=SimpleNamespace(target="wgsl"))
+    cuda = SimpleNamespace(caps=Caps("ptx"))
+    webgpu = SimpleNamespace(caps=Caps("wgsl"))
     assert _dtypes("auto", tensors, cuda) == (ct.f16, ct.bf16)  # type: ignore[arg-type]
     assert _dtypes("auto", tensors, webgpu) == (ct.f16, ct.f32)  # type: ignore[arg-type]
     assert _dtypes("auto", {"a": norm, "b": matrix}, cuda) == (ct.f16, ct.f16)  # type: ignore[arg-type]
@@ -243,7 +244,7 @@ def test_16_bit_files_stay_16_bit(
     for name, tensor in model.named_parameters():
         norm = tensor.ndim == 1 or ".norms." in name
         assert tensor.dtype is (ct.f32 if norm else stored), name
-    cuda = SimpleNamespace(caps=SimpleNamespace(target="ptx"))
+    cuda = SimpleNamespace(caps=Caps("ptx"))
     tensors = tensors_of(open_gguf(file), model.config.head_dim)
     assert _dtypes("auto", tensors, cuda) == (dtype, dtype)  # type: ignore[arg-type]
     ids = np.load(FOLDER / family / "expected.npz")["ids"]

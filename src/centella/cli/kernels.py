@@ -21,7 +21,7 @@ from centella.errors import CentellaError
 from centella.op.op import get
 from centella.ops.elementwise import TABLE, Expression
 from centella.ops.matmul.chain import GIVEN, Link
-from centella.ops.steps import Step
+from centella.ops.steps import ChainStep
 from centella.record.recording import Recording
 from centella.runtime.device import device as open_device
 from centella.specs import Caps
@@ -90,7 +90,7 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         rows = (state(t, 1, 8, 4096, 128, dtype=i8) for _ in "kv")
         return (*rows, state(t, 1, 8, 4096, 2))
 
-    chain = (Step("mul", (0, 1), (), (), "f32"), Step("swish", (2,), (), (), "f32"))
+    chain = (ChainStep("mul", (0, 1), (), (), "f32"), ChainStep("swish", (2,), (), (), "f32"))
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
     calls: dict[str, Callable[[Make], Any]] = {
         **{n: _of(getattr(f, n), f32) for n in rows},
@@ -244,7 +244,7 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
                 tuple(ref.spec.unit_rows for ref in launch.tensors),
                 launch.constants,
                 launch.workgroup,
-                launch.face,
+                launch.signature,
             )
             programs[program.key] = program
     return list(programs.values())

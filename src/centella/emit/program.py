@@ -20,7 +20,7 @@ from centella.emit.emission import Emission, Text
 from centella.errors import LimitError, TraceError
 from centella.host.forks import lock_of
 from centella.lang.ir import KernelIR
-from centella.lang.kernel_params import REQUIRED, Face, face_of
+from centella.lang.kernel_params import REQUIRED, Signature, signature_of
 from centella.lang.rounds import Copies, copies_within, loops_of, rounds_of, turns_of
 from centella.lang.trace import trace
 from centella.specs import Caps, Spec
@@ -48,7 +48,7 @@ def exact(value: Any) -> Any:
 
 
 class Kernel:
-    """A kernel function with its face; the specialisations traced so far.
+    """A kernel function with its signature; the specialisations traced so far.
 
     `moves` says that it stores what it loads, so that what nobody wrote may be among it.
     `rewritable` says that its results hold where a driver rewrites float arithmetic: it has no
@@ -56,8 +56,9 @@ class Kernel:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], *, workgroup: int, name: str = "", face: Face | None = None,
-        trusted: bool = True, moves: bool = False, rewritable: bool = False,
+        self, fn: Callable[..., Any], *, workgroup: int, name: str = "",
+        signature: Signature | None = None, trusted: bool = True, moves: bool = False,
+        rewritable: bool = False,
     ) -> None:  # fmt: skip
         self.fn: Callable[..., Any] = fn
         self.trusted: bool = trusted
@@ -65,26 +66,26 @@ class Kernel:
         self.rewritable: bool = rewritable
         self.name: str = name or fn.__name__
         self.workgroup: int = workgroup
-        self._face = face
+        self._signature = signature
         self._traced: dict[Any, KernelIR] = {}
         self._programs: dict[Any, Program] = {}
         self._lock = lock_of(self)
         self.__doc__ = fn.__doc__
 
     @property
-    def face(self) -> Face:
+    def signature(self) -> Signature:
         """The parameters, read from the annotations at first use."""
-        if self._face is None:
-            self._face = face_of(self.fn)
-        return self._face
+        if self._signature is None:
+            self._signature = signature_of(self.fn)
+        return self._signature
 
     def specialise(
         self, dtypes: tuple[DType, ...], unit: tuple[bool, ...] = (), constants: Constants = (),
-        workgroup: int | None = None, face: Face | None = None,
+        workgroup: int | None = None, signature: Signature | None = None,
     ) -> KernelIR:  # fmt: skip
         """The traced kernel for these storage dtypes, innermost strides and constants."""
         size = workgroup or self.workgroup
-        used = face or self.face
+        used = signature or self.signature
         key = (dtypes, unit, exact(constants), size, used)
         with self._lock:
             ir = self._traced.get(key)
@@ -105,13 +106,13 @@ class Kernel:
 
     def program(
         self, caps: Caps, dtypes: tuple[DType, ...], unit: tuple[bool, ...], constants: Constants,
-        workgroup: int | None, face: Face | None,
+        workgroup: int | None, signature: Signature | None,
     ) -> Program:  # fmt: skip
         """The program of one specialisation on one kind of device, remembered."""
-        key = (caps, dtypes, unit, exact(constants), workgroup, face)
+        key = (caps, dtypes, unit, exact(constants), workgroup, signature)
         program = self._programs.get(key)
         if program is None:
-            ir = self.specialise(dtypes, unit, constants, workgroup, face)
+            ir = self.specialise(dtypes, unit, constants, workgroup, signature)
             program = self._programs[key] = self._emitted(ir, caps)
         return program
 
@@ -235,8 +236,8 @@ class Call(Struct, frozen=True):
     """One launch of a kernel, as an op asks for it.
 
     Attributes:
-        kernel: what runs; face: its parameters when they depend on the call.
-        tensors: operands in the order of the face's tensor parameters.
+        kernel: what runs; signature: its parameters when they depend on the call.
+        tensors: operands in the order of the signature's tensor parameters.
         scalars: values of the scalar parameters, by name.
         constants: values that choose the program.
         groups: workgroups of the launch.
@@ -249,7 +250,7 @@ class Call(Struct, frozen=True):
     constants: Constants
     groups: int
     workgroup: int | None = None
-    face: Face | None = None
+    signature: Signature | None = None
     reason: str = ""
 
 

@@ -1,4 +1,4 @@
-"""The face of a kernel: what its parameters are, read from the function's annotations.
+"""The signature of a kernel: what its parameters are, read from the function's annotations.
 
 The forms are:
 
@@ -75,7 +75,7 @@ Scalar: Any = _Mode(
 )
 
 
-class Face(Struct, frozen=True):
+class Signature(Struct, frozen=True):
     """The parameters of a kernel, by kind and in order."""
 
     tensors: tuple[tuple[str, TensorParam], ...]
@@ -96,14 +96,14 @@ class Face(Struct, frozen=True):
 REQUIRED = inspect.Parameter.empty
 
 
-def face_of(fn: Callable[..., Any]) -> Face:
-    """Read a kernel's face from its annotations.
+def signature_of(fn: Callable[..., Any]) -> Signature:
+    """Read a kernel's signature from its annotations.
 
     Raises:
         TraceError: naming the parameter whose annotation is missing or is none of the forms.
     """
     try:
-        signature = inspect.signature(fn, eval_str=True)
+        declared = inspect.signature(fn, eval_str=True)
     except NameError as error:
         raise TraceError(
             f"kernel {fn.__name__!r}: an annotation cannot be evaluated ({error}); import its name "
@@ -112,7 +112,7 @@ def face_of(fn: Callable[..., Any]) -> Face:
     tensors: list[tuple[str, TensorParam]] = []
     scalars: list[tuple[str, str]] = []
     constants: list[tuple[str, Any]] = []
-    for name, parameter in signature.parameters.items():
+    for name, parameter in declared.parameters.items():
         note = parameter.annotation
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             plain = str(parameter.replace(annotation=REQUIRED))
@@ -133,4 +133,4 @@ def face_of(fn: Callable[..., Any]) -> Face:
                 f"InOut[...], Scalar[...], f32, i32 or u32, or be keyword-only (a constant); "
                 f"got {note!r}"
             )
-    return Face(tuple(tensors), tuple(scalars), tuple(constants))
+    return Signature(tuple(tensors), tuple(scalars), tuple(constants))

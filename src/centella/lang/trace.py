@@ -14,20 +14,20 @@ from centella.dtypes import DType
 from centella.errors import TraceError
 from centella.lang.blocks import line_in
 from centella.lang.ir import KernelIR
-from centella.lang.kernel_params import Face, TensorParam
+from centella.lang.kernel_params import Signature, TensorParam
 from centella.lang.memory import Argument, ScalarArgument
 from centella.lang.tracer import Tracer, recording
 
 
 def trace(
-    fn: Callable[..., Any], face: Face, *, workgroup: int, dtypes: Mapping[str, DType],
+    fn: Callable[..., Any], signature: Signature, *, workgroup: int, dtypes: Mapping[str, DType],
     unit: Mapping[str, bool] | None = None, constants: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> KernelIR:  # fmt: skip
     """Record one specialisation of a kernel function.
 
     Args:
-        fn: the kernel function; face: its parameters (`face_of(fn)`).
+        fn: the kernel function; signature: its parameters (`signature_of(fn)`).
         workgroup: threads a group.
         dtypes: storage dtype of each tensor parameter.
         unit: False for tensors whose last dimension is strided (default: all True).
@@ -45,9 +45,9 @@ def trace(
             n: _operand(
                 tracer, position, n, param, dtypes.get(n), unit is None or unit.get(n, True)
             )
-            for position, (n, param) in enumerate(face.tensors)
+            for position, (n, param) in enumerate(signature.tensors)
         }
-        scalars = {n: tracer.param((n,), type_) for n, type_ in face.scalars}
+        scalars = {n: tracer.param((n,), type_) for n, type_ in signature.scalars}
         fn(**operands, **scalars, **(constants or {}))
         return tracer.finish(tuple(o.declaration() for o in operands.values()))
 

@@ -39,7 +39,7 @@ from centella.ops.elements import (
 )
 from centella.ops.elementwise import OPS
 from centella.ops.gather import GatherAttrs, check_indices, pick_call
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import broadcast, broadcast_strides, flat
 from centella.ops.rows import place_of
 from centella.ops.sort import ARGSORT
@@ -280,7 +280,8 @@ def _combined(form: Form[ScatterAttrs], steps: Shape, keys: Spec, first: int) ->
     refs = (Ref(index, flat(spec)) for index, spec in given)
     return Call(
         scatter_kernel, (*refs, Ref(3, y)), tuple(scalars.items()), constants,
-        -(-threads // WORKGROUP), face=face(reads, *(({"y": 1},) if base else ({}, {"y": 1}))),
+        -(-threads // WORKGROUP),
+        signature=signature(reads, *(({"y": 1},) if base else ({}, {"y": 1}))),
     )  # fmt: skip
 
 

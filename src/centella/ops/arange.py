@@ -17,7 +17,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import as_f32
 from centella.ops.elementwise import check_numbers
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
@@ -35,7 +35,9 @@ def _arange(*, y: Argument) -> None:
         y.store(first, [start + place * step for place in places])
 
 
-kernel: Kernel = Kernel(_arange, workgroup=WORKGROUP, name="arange", face=face({}, {"y": 1}))
+kernel: Kernel = Kernel(
+    _arange, workgroup=WORKGROUP, name="arange", signature=signature({}, {"y": 1})
+)
 
 
 class ArangeAttrs(Struct, frozen=True):

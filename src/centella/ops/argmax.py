@@ -17,13 +17,13 @@ from centella import lang
 from centella.dtypes import Array, DType, bf16, f16, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.lang.kernel_params import Face
+from centella.lang.kernel_params import Signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT
 from centella.ops.rows import (
@@ -152,7 +152,10 @@ def _index_of_row(row: Operand) -> Expr:
 
 argmax_kernel: Kernel = Kernel(_argmax, workgroup=WALKERS, name="argmax")
 choose_kernel: Kernel = Kernel(
-    _choose, workgroup=THREADS, name="argmax_choose", face=face({"keys": 2, "places": 2}, {"y": 1})
+    _choose,
+    workgroup=THREADS,
+    name="argmax_choose",
+    signature=signature({"keys": 2, "places": 2}, {"y": 1}),
 )
 
 
@@ -199,16 +202,16 @@ def lower(form: Form[ArgmaxAttrs], caps: Caps) -> Lowered:
     own = () if parts > 1 else marked
     constants = (("chunk", chunk), ("split", parts > 1), ("team", team), *own)
 
-    def call(result: tuple[Ref, ...], params: Face) -> Call:
+    def call(result: tuple[Ref, ...], params: Signature) -> Call:
         bound = (*scalars, ("rows", rows * parts))
         return Call(argmax_kernel, (Ref(0, x), *result), bound, constants,
                     team.groups(rows * parts), team.threads, params)  # fmt: skip
 
     if parts == 1:
-        return Lowered((call((Ref(1, y),), face({"x": 2}, {"y": 1})),))
+        return Lowered((call((Ref(1, y),), signature({"x": 2}, {"y": 1})),))
     scratch = make_spec((rows * parts,), u32, 4)
     line = Spec((1, rows * parts), u32, (rows * parts, 1))
-    first = call((Ref(2, scratch), Ref(3, scratch)), face({"x": 2}, {"keys": 1, "places": 1}))
+    first = call((Ref(2, scratch), Ref(3, scratch)), signature({"x": 2}, {"keys": 1, "places": 1}))
     few = team_of(parts, 1, caps)
     second = Call(choose_kernel, (Ref(2, line), Ref(3, line), Ref(1, y)),
                   (*scalars, ("rows", rows)), (("team", few), *marked), few.groups(rows),

@@ -12,7 +12,7 @@ from centella.op.axes import broadcasting
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import element_call, element_kernel
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.specs import Caps, Spec
 
 kernel: Kernel = element_kernel("assign", lambda values, scalars, attrs: values[0], moves=True)
@@ -42,8 +42,8 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """One launch."""
     call = element_call(kernel, form.inputs[1:], form.outputs[0])
     x, _ = call.tensors
-    refs, params = (Ref(1, x.spec), Ref(0, form.outputs[0])), face({"x0": 1}, {}, {"y": 1})
-    return Lowered((replace(call, tensors=refs, face=params),))
+    refs, params = (Ref(1, x.spec), Ref(0, form.outputs[0])), signature({"x0": 1}, {}, {"y": 1})
+    return Lowered((replace(call, tensors=refs, signature=params),))
 
 
 ASSIGN = Op("assign", rule, reference, lower, mutates=(0,), overwrites=(0,), axes=broadcasting,

@@ -30,7 +30,7 @@ from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out, unit_rows
 from centella.ops.elements import offset_of
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import chunked, place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Shape, Spec
@@ -148,7 +148,7 @@ def write_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     refs = (*(Ref(i, flat(form.inputs[i])) for i in (2, 3)), Ref(4, starts),
             *(Ref(i, flat(form.inputs[i])) for i in (0, 1)))  # fmt: skip
     reads = {"k": 1, "v": 1, "starts": len(starts.shape)}
-    params = face(reads, {}, {"keys": 1, "values": 1})
+    params = signature(reads, {}, {"keys": 1, "values": 1})
     rows, width = batch * heads * tokens, width_of(keys, chunk)
     constants, across = (("chunk", chunk),), whole_rows(keys, values)
     return Lowered(
@@ -218,10 +218,10 @@ def step_lower(form: Form[StepAttrs], caps: Caps) -> Lowered:
     """One launch."""
     steps, *lengths = form.inputs
     count = steps.shape[1]
-    params = face({"lengths": 1} if lengths else {}, {}, {"steps": 2})
+    params = signature({"lengths": 1} if lengths else {}, {}, {"steps": 2})
     refs = (*(Ref(1, s) for s in lengths), Ref(0, steps))
     scalars = (("count", count), ("tokens", form.attrs.tokens))
-    return Lowered((Call(step_kernel, refs, scalars, (), -(-count // 64), face=params),))
+    return Lowered((Call(step_kernel, refs, scalars, (), -(-count // 64), signature=params),))
 
 
 def write_axes(form: Form[NoAttrs]) -> Axes:

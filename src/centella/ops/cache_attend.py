@@ -32,7 +32,7 @@ from centella.op.op import Lowered, Op, Out
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import write_reference
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import Item, Row, Team, fold, strides_of
 from centella.specs import Caps, Spec
@@ -221,9 +221,11 @@ def lower(form: Form[CacheAttendAttrs], caps: Caps) -> Lowered:
     refs = (*(Ref(2 + i, flat(s)) for i, s in enumerate(rows)), Ref(5, starts), Ref(8, y),
             Ref(0, flat(keys)), Ref(1, flat(values)))  # fmt: skip
     reads = {"q": 1, "k": 1, "v": 1, "starts": 1}
-    params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
+    params = signature(reads, {"y": 1}, {"keys": 1, "values": 1})
     constants = (("dim", d), ("early", caps.early_launch), ("team", team))
-    return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, b * h, face=params),))
+    return Lowered(
+        (Call(kernel, refs, tuple(scalars.items()), constants, b * h, signature=params),)
+    )
 
 
 def takes(index: int, spec: Spec) -> bool:

@@ -27,7 +27,7 @@ from centella.op.op import Lowered, NoAttrs, Op, Out, unit_rows
 from centella.ops import cache, rope_cache
 from centella.ops.cache import cache_scalars, place_in
 from centella.ops.elements import offset_of
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import Turn, layout_of
 from centella.ops.rope_cache import Head, RopeCacheAttrs
@@ -260,14 +260,14 @@ def _call(
         refs += [Ref(i, flat(s)) for i, s in enumerate(form.inputs[:CACHE])]
     changed = ("keys", "values", "scales") if "cache" in parts else ()
     changes: dict[str, int] = dict.fromkeys(changed, 1)
-    params = face(ranks, {"y": 1} if "y" in parts else {}, changes)
+    params = signature(ranks, {"y": 1} if "y" in parts else {}, changes)
     told = {
         "rows": rows, "dim": keys.shape[-1], **cache_scalars(keys, given["starts"]),
         **strides_of(kc=keys, vc=values, sc=scales), **scalars,
     }  # fmt: skip
     return Call(
         kernel, tuple(refs), tuple(told.items()), (*constants.items(), ("team", team)),
-        team.groups(rows), workgroup=team.threads, face=params,
+        team.groups(rows), workgroup=team.threads, signature=params,
     )  # fmt: skip
 
 

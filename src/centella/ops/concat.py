@@ -18,7 +18,7 @@ from centella.op.axes import LETTERS, Along, Axes, dims
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import index_of, numbered, offset_of
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
 from centella.specs import Caps, Spec
@@ -101,7 +101,7 @@ def lower(form: Form[ConcatAttrs], caps: Caps) -> Lowered:
         tuple(values.items()),
         (("axis", axis), ("rank", len(y.shape))),
         -(-threads // WORKGROUP),
-        face=face({f"x{k}": 1 for k in range(len(used))}, {"y": 1}),
+        signature=signature({f"x{k}": 1 for k in range(len(used))}, {"y": 1}),
     )
     return Lowered((call,))
 

@@ -21,7 +21,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.axes import along_rows
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT, sum_dtype
 from centella.ops.rows import chunked, load, width_of
@@ -88,7 +88,7 @@ def _scan(pair: list[Any], value: Any) -> Any:
 
 
 totals_kernel: Kernel = Kernel(
-    _totals, workgroup=THREADS, name="cumsum_totals", face=face({"x": 2}, {"totals": 2})
+    _totals, workgroup=THREADS, name="cumsum_totals", signature=signature({"x": 2}, {"totals": 2})
 )
 cumsum_kernel: Kernel = Kernel(_cumsum, workgroup=THREADS, name="cumsum")
 
@@ -121,14 +121,14 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     constants = (("chunk", chunked(x, y)),)
     if parts == 1:
         call = Call(cumsum_kernel, (Ref(0, x), Ref(1, y)), scalars, constants, rows, threads,
-                    face({"x": 2}, {"y": 2}))  # fmt: skip
+                    signature({"x": 2}, {"y": 2}))  # fmt: skip
         return Lowered((call,))
     between = make_spec((rows, parts), dtype_of(x.dtype.value), 4)
     totals = Ref(2, between)
     calls = (
         Call(totals_kernel, (Ref(0, x), totals), scalars, (), rows * parts, threads),
         Call(cumsum_kernel, (Ref(0, x), totals, Ref(1, y)), scalars, constants, rows * parts,
-             threads, face({"x": 2, "totals": 2}, {"y": 2})),
+             threads, signature({"x": 2, "totals": 2}, {"y": 2})),
     )  # fmt: skip
     return Lowered(calls, (between,))
 

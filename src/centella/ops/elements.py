@@ -16,7 +16,7 @@ from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import broadcast_strides, flat, merge
 from centella.ops.rows import place_of, width_of
 from centella.specs import Spec
@@ -140,10 +140,10 @@ def element_call(
         ("rank", len(sizes)),
         ("scalars", tuple((n.name, n.type) for n in numbers)),
     )
-    form = face({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1})
+    form = signature({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1})
     refs = (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out))
     groups = -(-threads // WORKGROUP)
-    return Call(kernel, refs, tuple(values.items()), constants, groups, face=form)
+    return Call(kernel, refs, tuple(values.items()), constants, groups, signature=form)
 
 
 Space = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]

@@ -16,7 +16,7 @@ from centella.lang.memory import Argument
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.quant.dequantize import plane_axes
 from centella.ops.quant.table import FORMATS
@@ -106,7 +106,7 @@ def lower(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
         ),
         (("chunk", chunk), ("keep", first > 0)),
         -(-rows * items // WORKGROUP),
-        face=face(reads, {}, result) if first else face(reads, result),
+        signature=signature(reads, {}, result) if first else signature(reads, result),
     )  # fmt: skip
     return Lowered((call,))
 

@@ -26,7 +26,7 @@ from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain
 from centella.ops.layout import takes_rows
 from centella.ops.operands import SYMBOLS
-from centella.ops.steps import Chain, FusedAttrs, Scalars, Step, chain_of, computed
+from centella.ops.steps import Chain, ChainStep, FusedAttrs, Scalars, chain_of, computed
 from centella.specs import Caps, Spec
 
 ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
@@ -51,7 +51,7 @@ def rule(specs: tuple[Spec, ...], attrs: FusedAttrs) -> tuple[Out, ...]:
     return ((last.shape, last.dtype),)
 
 
-def along_rows(steps: tuple[Step, ...]) -> str | None:
+def along_rows(steps: tuple[ChainStep, ...]) -> str | None:
     """The op of a chain that works along rows, if there is one."""
     return next((s.name for s in steps if s.name in ALONG_ROWS), None)
 
@@ -63,7 +63,7 @@ def _rounded(value: Any, dtype: DType) -> Any:
     return widen(narrow(value, dtype), dtype)
 
 
-def reference(*xs: Any, steps: tuple[Step, ...], numbers: Scalars = ()) -> Any:
+def reference(*xs: Any, steps: tuple[ChainStep, ...], numbers: Scalars = ()) -> Any:
     """The NumPy formula, one step after the other."""
     have, riding = list(xs), dict(numbers)
     for index, step in enumerate(steps):

@@ -29,7 +29,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import index_of, numbered, offset_of
 from centella.ops.elementwise import OPS
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, merge
 from centella.ops.rows import place_of, width_of
 from centella.specs import Caps, Shape, Spec, make_spec
@@ -103,7 +103,10 @@ def _last_index(*, indices: Argument, found: Argument) -> None:
 
 pick: Kernel = Kernel(_pick, workgroup=WORKGROUP, name="gather", moves=True)
 last_index: Kernel = Kernel(
-    _last_index, workgroup=WORKGROUP, name="last_index", face=face({"indices": 1}, {"found": 1})
+    _last_index,
+    workgroup=WORKGROUP,
+    name="last_index",
+    signature=signature({"indices": 1}, {"found": 1}),
 )
 
 
@@ -240,14 +243,14 @@ def pick_call(
     scalars.update(numbered({"n": sizes, **{name: s[:-1] for name, s in by_name.items()}}))
     reads: dict[str, int] = dict.fromkeys(("x", "indices", *names[3:]), 1)
     result = {"y": 1}
-    form = face(reads, {}, result) if keep else face(reads, result)
+    form = signature(reads, {}, result) if keep else signature(reads, result)
     x, indices, out, *base = tensors
     ordered = (*(Ref(r.index, flat(r.spec)) for r in (x, indices, *base)), out)
     constants = (
         ("along", steps[1][-1] != 0), ("chunk", chunk), ("keep", keep), ("rank", len(sizes)),
     )  # fmt: skip
     return Call(
-        pick, ordered, tuple(scalars.items()), constants, -(-threads // WORKGROUP), face=form
+        pick, ordered, tuple(scalars.items()), constants, -(-threads // WORKGROUP), signature=form
     )
 
 

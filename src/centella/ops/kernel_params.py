@@ -1,17 +1,17 @@
-"""The face of a kernel whose operands depend on the call."""
+"""The signature of a kernel whose operands depend on the call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from centella.lang.kernel_params import Face, TensorParam
+from centella.lang.kernel_params import Signature, TensorParam
 
 NONE: Mapping[str, int] = {}
 
 
-def face(
+def signature(
     reads: Mapping[str, int], writes: Mapping[str, int], changes: Mapping[str, int] = NONE
-) -> Face:
+) -> Signature:
     """Tensor parameters by name and rank, each in the storage dtype of its argument.
 
     Args:
@@ -19,4 +19,4 @@ def face(
     """
     modes = {"in": reads, "out": writes, "inout": changes}
     params = ((n, TensorParam(mode, None, r)) for mode, by in modes.items() for n, r in by.items())
-    return Face(tuple(params), (), ())
+    return Signature(tuple(params), (), ())

@@ -21,7 +21,7 @@ from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, index_of, numbered, offset_of
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
 from centella.specs import Caps, Shape, Spec, dense_strides
@@ -148,7 +148,7 @@ def reshape_lower(form: Form[ReshapeAttrs], caps: Caps) -> Lowered:
         tuple(values.items()),
         (("parts", parts), ("rank_in", len(x.shape)), ("rank_out", max(len(y.shape), 1))),
         -(-threads // WORKGROUP),
-        face=face({"x": 1}, {}, {"y": 1}) if parts else face({"x": 1}, {"y": 1}),
+        signature=signature({"x": 1}, {}, {"y": 1}) if parts else signature({"x": 1}, {"y": 1}),
     )
     return Lowered((call,))
 

@@ -27,7 +27,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import load_elements
 from centella.ops.host import on_blocks
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.operands import NUMPY
 from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, team_of, width_of
@@ -184,7 +184,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
         ),
         team.groups(rows),
         workgroup=team.threads,
-        face=face({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1}),
+        signature=signature({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1}),
     )  # fmt: skip
     return Lowered((call,))
 

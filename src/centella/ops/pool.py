@@ -18,7 +18,7 @@ from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import chunked, load, place_of, rows_call, width_of
 from centella.specs import Caps, Spec
@@ -48,7 +48,7 @@ def _mean_pool(*, chunk: bool, ends: bool, x: Argument, lengths: Argument, y: Ar
 
 mean_pool_rows: Kernel = Kernel(
     _mean_pool, workgroup=WORKGROUP, name="mean_pool_rows",
-    face=face({"x": 2, "lengths": 1}, {"y": 2}),
+    signature=signature({"x": 2, "lengths": 1}, {"y": 2}),
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from centella.op.axes import LETTERS, Axes, Fold, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import load_elements
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.steps import Chain, Elements, row_space, single, starts_of, traced_numbers
@@ -187,7 +187,7 @@ def _call(
         ),
         team.groups(blocks),
         workgroup=team.threads,
-        face=face({n: 2 if n == "partial" else 1 for n in refs}, {"y": 1}),
+        signature=signature({n: 2 if n == "partial" else 1 for n in refs}, {"y": 1}),
     )  # fmt: skip
 
 

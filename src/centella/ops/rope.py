@@ -25,7 +25,7 @@ from centella.op.axes import WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.elements import offset_of
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import chunked, place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Spec
@@ -244,7 +244,7 @@ def lower(form: Form[RopeAttrs], caps: Caps) -> Lowered:
     rows, width = y.size // max(dim, 1), width_of(y, layout["chunk"])
     constants = (*layout.items(), ("starts", starts))
     return Lowered(
-        (rows_call(kernel, refs, rows, dim, width, scalars, constants, face(reads, {"y": 1})),)
+        (rows_call(kernel, refs, rows, dim, width, scalars, constants, signature(reads, {"y": 1})),)
     )
 
 

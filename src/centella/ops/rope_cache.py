@@ -28,7 +28,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out, unit_rows
 from centella.ops.cache import cache_scalars, cache_shape, place_in, whole_rows, write_reference
 from centella.ops.elements import offset_of
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import Turn, check_tables, layout_of
 from centella.ops.rope import reference as rotate
@@ -225,7 +225,7 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
         *(Ref(6, s) for s in norms), Ref(len(form.inputs) + 2, y),
         Ref(0, flat(keys)), Ref(1, flat(values)),
     )  # fmt: skip
-    params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
+    params = signature(reads, {"y": 1}, {"keys": 1, "values": 1})
     rows, width = batch * all_heads * tokens, width_of(y, layout["chunk"])
     across = whole_rows(keys, values, y)
     call = rows_call(kernel, refs, rows, across, width, scalars, tuple(layout.items()), params)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, u32
 from centella.emit.program import Call, Constants, Kernel, Ref
-from centella.lang.kernel_params import Face
+from centella.lang.kernel_params import Signature
 from centella.lang.values import Expr, Operand
 from centella.specs import Caps, Spec
 
@@ -55,13 +55,13 @@ def width_of(y: Any, chunk: bool) -> int:
 
 def rows_call(
     kernel: Kernel, refs: tuple[Ref, ...], rows: int, columns: int, width: int,
-    scalars: Mapping[str, int | float], constants: Constants, face: Face | None = None,
+    scalars: Mapping[str, int | float], constants: Constants, signature: Signature | None = None,
 ) -> Call:  # fmt: skip
     """The launch of a kernel whose threads have an item of `width` columns each (`place_of`)."""
     items = -(-columns // width)
     launch_scalars = {"items": items, "threads": rows * items, **scalars}
     groups = -(-rows * items // kernel.workgroup)
-    return Call(kernel, refs, tuple(launch_scalars.items()), constants, groups, face=face)
+    return Call(kernel, refs, tuple(launch_scalars.items()), constants, groups, signature=signature)
 
 
 def strides_of(**specs: Spec) -> dict[str, int]:

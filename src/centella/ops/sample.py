@@ -32,7 +32,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.rows import chunked
 from centella.specs import Caps, Spec
 
@@ -346,11 +346,11 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     refs = (Ref(2, logits), Ref(3, settings), Ref(4, seeds), *(Ref(5, s) for s in slots),
             Ref(len(form.inputs) + 2, form.outputs[2]), Ref(0, counts), Ref(1, steps))  # fmt: skip
     reads = {"logits": 2, "settings": 2, "seeds": 1, **({"slots": 1} if slots else {})}
-    params = face(reads, {"y": 1}, {"counts": 2, "steps": 1})
+    params = signature(reads, {"y": 1}, {"counts": 2, "steps": 1})
     scalars = (("columns", logits.shape[1]),)
     threads = min(MANY if caps.shuffles else THREADS, caps.max_workgroup)
     constants = (("chunk", chunked(logits)),)
-    call = Call(kernel, refs, scalars, constants, logits.shape[0], threads, face=params)
+    call = Call(kernel, refs, scalars, constants, logits.shape[0], threads, signature=params)
     return Lowered((call,))
 
 

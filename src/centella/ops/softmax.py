@@ -26,7 +26,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.attention.weights import LOG2E, power, whole_power
 from centella.ops.host import on_blocks
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.operands import NUMPY
 from centella.ops.rows import (
@@ -159,7 +159,7 @@ def _power(x: Operand) -> Expr:
 
 
 softmax_rows: Kernel = Kernel(
-    _softmax, workgroup=WALKERS, name="softmax_rows", face=face({"x": 2}, {"y": 2}),
+    _softmax, workgroup=WALKERS, name="softmax_rows", signature=signature({"x": 2}, {"y": 2}),
     rewritable=True,
 )  # fmt: skip
 

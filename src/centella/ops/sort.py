@@ -27,7 +27,7 @@ from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.argmax import order
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import power_above
 from centella.specs import Caps, Spec, make_spec
@@ -158,11 +158,11 @@ def lower(form: Form[SortAttrs], caps: Caps) -> Lowered:
     groups = -(-rows * parts // (size // span))
     if parts == 1:
         call = Call(block_kernel, (Ref(0, x), Ref(1, y)), scalars, constants, groups, threads,
-                    face({"x": 2}, {"y": 2}))  # fmt: skip
+                    signature({"x": 2}, {"y": 2}))  # fmt: skip
         return Lowered((call,))
     between = make_spec((rows, columns), u32, 4)
     pairs = [tuple(Ref(2 + 2 * k + j, between) for j in range(2)) for k in range(2)]
-    shape = face({"x": 2}, {"keys": 2, "places": 2})
+    shape = signature({"x": 2}, {"keys": 2, "places": 2})
     calls = [Call(block_kernel, (Ref(0, x), *pairs[0]), scalars, constants, groups, threads, shape)]
     run = span
     while run < columns:
@@ -190,7 +190,7 @@ def _merged(source: tuple[Ref, ...], target: tuple[Ref, ...], y: Spec, run: int)
     refs = (*source, Ref(1, y)) if last else (*source, *target)
     groups = -(-rows * columns // THREADS)
     return Call(merge_kernel, refs, scalars, (), groups, THREADS,
-                face({"keys": 2, "places": 2}, outs))  # fmt: skip
+                signature({"keys": 2, "places": 2}, outs))  # fmt: skip
 
 
 def axes_of(form: Form[SortAttrs]) -> Axes:

@@ -33,7 +33,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.rows import THREADS, WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.sample import traced_noise
 from centella.ops.speech_host import (
@@ -325,7 +325,7 @@ def surveyed(
         (("columns", columns), ("part", part), ("parts", parts), ("rows", rows * parts),
          *attrs.tokens),
         (("chunk", chunk), ("random", attrs.random), ("timed", attrs.timed), ("team", team)),
-        team.groups(rows * parts), team.threads, face(ranks, {"figures": 1, "places": 1}),
+        team.groups(rows * parts), team.threads, signature(ranks, {"figures": 1, "places": 1}),
     )  # fmt: skip
     return call, (figures, places), parts
 
@@ -348,7 +348,7 @@ def lower(form: Form[SpeechAttrs], caps: Caps) -> Lowered:
         (("parts", parts), ("rows", rows), *attrs.tokens),
         (("random", attrs.random), ("timed", attrs.timed), ("team", few)),
         few.groups(rows), few.threads,
-        face(ranks, {"y": 1}, {"notes": 2, "sums": 2, "token": 2}),
+        signature(ranks, {"y": 1}, {"notes": 2, "sums": 2, "token": 2}),
     )  # fmt: skip
     return Lowered((survey, take), scratch)
 

@@ -21,7 +21,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.rows import chunked, load, place_of, rows_call, width_of
 from centella.ops.speech import Rules, surveyed, takes, times_are_likelier
 from centella.ops.speech_host import LEAST, NEVER, NOTES, SpeechAttrs, allowed
@@ -114,7 +114,7 @@ def lower(form: Form[SpeechAttrs], caps: Caps) -> Lowered:
         survey, temporaries, scalars["parts"] = surveyed(reads, attrs, 4, caps)
         before = (survey,)
         refs["figures"] = Ref(4, temporaries[0])
-    params = face({name: len(ref.spec.shape) for name, ref in refs.items()}, {"y": 2})
+    params = signature({name: len(ref.spec.shape) for name, ref in refs.items()}, {"y": 2})
     constants = (("chunk", chunk), ("timed", attrs.timed))
     call = rows_call(
         kernel, (*refs.values(), Ref(3, y)), rows, columns, width_of(y, chunk), scalars, constants,

@@ -16,7 +16,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import dtype_of
 from centella.emit.program import Kernel
-from centella.lang.kernel_params import Face, TensorParam
+from centella.lang.kernel_params import Signature, TensorParam
 from centella.lang.memory import Argument
 from centella.op.op import get
 from centella.ops.elements import (
@@ -36,7 +36,7 @@ Scalars = tuple[tuple[str, int | float], ...]
 Types = tuple[tuple[str, str], ...]
 
 
-class Step(NamedTuple):
+class ChainStep(NamedTuple):
     """One op of a chain.
 
     Attributes:
@@ -57,7 +57,7 @@ class Step(NamedTuple):
 class FusedAttrs(Struct, frozen=True):
     """Steps, and the numbers that ride with the launch, as "<index of the step>.<name>"."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     numbers: Scalars = ()
 
 
@@ -68,7 +68,7 @@ class Chain(Struct, frozen=True):
         specs: of the operands as they are, then of the steps as if each were stored.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     numbers: tuple[Number, ...]
     specs: tuple[Spec, ...]
 
@@ -136,14 +136,14 @@ def single(name: str, attrs: Mapping[str, Any], numbers: Scalars, specs: tuple[S
     """One op as a chain of its own; `specs` end with its result."""
     riding = tuple(n for n, _ in numbers)
     operands = tuple(range(len(specs) - 1))
-    step = Step(name, operands, tuple(attrs.items()), riding, specs[-1].dtype.name)
+    step = ChainStep(name, operands, tuple(attrs.items()), riding, specs[-1].dtype.name)
     return Chain((step,), tuple(Number(f"0.{n}", "f32", v) for n, v in numbers), specs)
 
 
 # -- in a kernel ----------------------------------------------------------------------------------
 
 
-def computed(step: Step, index: int, operands: list[Any], numbers: Mapping[str, Any]) -> Any:
+def computed(step: ChainStep, index: int, operands: list[Any], numbers: Mapping[str, Any]) -> Any:
     """What an element-wise step makes of one element of each operand."""
     op = get(step.name)
     assert op.element is not None, "only element-wise steps are computed element by element"
@@ -160,7 +160,7 @@ class Elements:
     """
 
     def __init__(
-        self, steps: Sequence[Step], numbers: Mapping[str, Any], inputs: int,
+        self, steps: Sequence[ChainStep], numbers: Mapping[str, Any], inputs: int,
         read: Callable[[int], Values],
     ) -> None:  # fmt: skip
         self._steps, self._numbers, self._inputs, self._read = steps, numbers, inputs, read
@@ -251,7 +251,7 @@ def _mode(spec: Spec, steps: Shape, width: int, columns: int) -> str:
 # -- how much a kernel holds ----------------------------------------------------------------------
 
 
-def _one(*, step: Step, y: Argument, **inputs: Argument) -> None:
+def _one(*, step: ChainStep, y: Argument, **inputs: Argument) -> None:
     index = lang.global_id()
     numbers = traced_numbers(
         tuple((f"0.{n}", number_type(inputs[f"x{len(inputs) - 1}"].dtype)) for n in step.numbers)
@@ -261,14 +261,14 @@ def _one(*, step: Step, y: Argument, **inputs: Argument) -> None:
     y.store(index * per_word, [value] * per_word)
 
 
-_probe: Kernel = Kernel(_one, workgroup=64, name="weigh", face=Face((), (), ()))
+_probe: Kernel = Kernel(_one, workgroup=64, name="weigh", signature=Signature((), (), ()))
 
 
 @lru_cache(maxsize=1024)
-def weight(step: Step, dtypes: tuple[Any, ...]) -> int:
+def weight(step: ChainStep, dtypes: tuple[Any, ...]) -> int:
     """Statements of a step for one element of operands of these dtypes, as a trace counts them."""
     out = dtype_of(step.dtype)
     params = [(f"x{k}", TensorParam("in", None, 1)) for k in range(len(dtypes))]
-    face = Face((*params, ("y", TensorParam("out", None, 1))), (), ())
+    signature = Signature((*params, ("y", TensorParam("out", None, 1))), (), ())
     unit = (True,) * (len(dtypes) + 1)
-    return len(_probe.specialise((*dtypes, out), unit, (("step", step),), face=face).body)
+    return len(_probe.specialise((*dtypes, out), unit, (("step", step),), signature=signature).body)

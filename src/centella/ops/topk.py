@@ -28,7 +28,7 @@ from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.argmax import order
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import WARP, Values, chunked, fold, load, walk
 from centella.specs import Caps, Spec, make_spec
@@ -282,7 +282,7 @@ def lower(form: Form[TopkAttrs], caps: Caps) -> Lowered:
         constants = (("listed", group.listed), ("width", width), ("whole", columns % width == 0),
                      ("together", min(TOGETHER, group.each // width)))  # fmt: skip
         scalars = (("columns", columns), ("k", k), ("part", part), ("parts", parts))
-        names = face(dict.fromkeys(reads, 2), dict.fromkeys(writes, 2))
+        names = signature(dict.fromkeys(reads, 2), dict.fromkeys(writes, 2))
         calls.append(Call(kernel, (*reads.values(), *writes.values()), scalars, constants,
                           rows * parts, group.threads, names))  # fmt: skip
         source = dict(zip(("keys", "places"), between, strict=True))

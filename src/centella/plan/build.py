@@ -241,7 +241,9 @@ def _launch(call: Call, inputs: int, caps: Caps) -> Launch:
         )
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     unit = tuple(r.spec.unit_rows for r in call.tensors)
-    program = call.kernel.program(caps, dtypes, unit, call.constants, call.workgroup, call.face)
+    program = call.kernel.program(
+        caps, dtypes, unit, call.constants, call.workgroup, call.signature
+    )
     words, patched = parameter_words(call, program.ir)
     if caps.max_loop_rounds:
         program = call.kernel.within_rounds(program, caps, words, call.groups)

@@ -21,7 +21,7 @@ from centella.op.axes import Along, Axes, Dims, Fold, Part
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.fused import FUSED
-from centella.ops.steps import Step
+from centella.ops.steps import ChainStep
 from centella.specs import Caps, Spec, make_spec
 
 CHUNK, WORD = 16, 4  # bytes
@@ -280,14 +280,14 @@ class Division:
     def _combine(self, fold: Fold, refs: tuple[Ref, Ref, Ref], last: bool) -> None:
         """One launch: two results together; the last is what the op gives."""
         wide, out = refs[0].spec.dtype, refs[2].spec
-        steps = [Step(fold.by, (0, 1), (), (), wide.name)]
+        steps = [ChainStep(fold.by, (0, 1), (), (), wide.name)]
         numbers: dict[str, float] = {}
         if last and fold.factor is not None:
             numbers["1.factor"] = fold.factor
-            steps.append(Step("scale", (2,), (), ("factor",), wide.name))
+            steps.append(ChainStep("scale", (2,), (), ("factor",), wide.name))
         if out.dtype is not wide:
             dtype = (("dtype", out.dtype.name),)
-            steps.append(Step("cast", (len(steps) + 1,), dtype, (), out.dtype.name))
+            steps.append(ChainStep("cast", (len(steps) + 1,), dtype, (), out.dtype.name))
         attrs = {"steps": tuple(steps), "numbers": tuple(numbers.items())}
         operands = (refs[0].spec, refs[1].spec)
         (call,) = FUSED.form(operands, (out,), attrs).lower(self._caps).calls

@@ -19,7 +19,7 @@ from centella.op.form import Form
 from centella.ops import norm, reduce
 from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
-from centella.ops.steps import FusedAttrs, Step, weight
+from centella.ops.steps import ChainStep, FusedAttrs, weight
 from centella.plan.divide import divisible
 from centella.plan.graph import PlanNode, Source
 from centella.record.values import Origin
@@ -42,7 +42,7 @@ class FormStep(NamedTuple):
         statements: of an element-wise one, for one element; 0 on the host.
     """
 
-    step: Step
+    step: ChainStep
     values: tuple[Any, ...]
     statements: int
 
@@ -130,7 +130,7 @@ class _Graph(Struct, eq=False):
             attrs = form.named
             numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
             rest = tuple((n, v) for n, v in attrs.items() if n not in numbers)
-            step = Step(form.op.name, (), rest, tuple(numbers), form.outputs[0].dtype.name)
+            step = ChainStep(form.op.name, (), rest, tuple(numbers), form.outputs[0].dtype.name)
             counted = form.op.element is not None and self.caps.target != "numpy"
             dtypes = tuple(spec.dtype for spec in form.inputs)
             known = FormStep(step, tuple(numbers.values()), weight(step, dtypes) if counted else 0)
@@ -305,7 +305,7 @@ def _chain(group: list[int], graph: _Graph) -> PlanNode:
     nodes, forms = graph.nodes, graph.known.chains
     outside = _outside(group, nodes)
     places: dict[int, int] = {}
-    steps: list[Step] = []
+    steps: list[ChainStep] = []
     numbers: dict[str, Any] = {}
     for count, index in enumerate(group):
         node = nodes[index]
@@ -314,7 +314,7 @@ def _chain(group: list[int], graph: _Graph) -> PlanNode:
             for source, spec in _operands(node)
         )
         step, values, _ = graph.step(node.form)
-        steps.append(Step(step.name, operands, *step[2:]))
+        steps.append(ChainStep(step.name, operands, *step[2:]))
         for name, value in zip(step.numbers, values, strict=True):
             numbers[f"{count}.{name}"] = value
         places[index] = len(outside) + count

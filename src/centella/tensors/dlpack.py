@@ -89,7 +89,7 @@ class Memory:
         self, address: int, shape: Shape, dtype: np.dtype[Any], strides: Shape, owner: Any
     ) -> None:
         self.owner: Any = owner
-        self._face: dict[str, Any] = {
+        self._interface: dict[str, Any] = {
             "version": 3,
             "data": (address, False),
             "shape": shape,
@@ -99,11 +99,11 @@ class Memory:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return self._face
+        return self._interface
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self._face, "stream": None}  # whoever made this has waited
+        return {**self._interface, "stream": None}  # whoever made this has waited
 
 
 def _managed(capsule: Any) -> tuple[_Managed | _Versioned, int, bytes] | None:

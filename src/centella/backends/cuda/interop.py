@@ -83,9 +83,9 @@ def stream_of(stream: object) -> int:
         DeviceError: neither, or the per-thread default stream.
     """
     handle: Any = stream
-    face: Any = getattr(stream, "__cuda_stream__", None)
-    if face is not None:
-        pair: Any = face() if callable(face) else face
+    interface: Any = getattr(stream, "__cuda_stream__", None)
+    if interface is not None:
+        pair: Any = interface() if callable(interface) else interface
         handle = pair[1]
     elif not isinstance(stream, int):
         for name in ("cuda_stream", "ptr"):  # older torch; CuPy
@@ -114,16 +114,16 @@ def memory_of(native: object) -> tuple[int, int, int]:
         if len(native) != 2 or not all(type(n) is int for n in native):
             raise DeviceError(f"cuda: expected (address, bytes) to import, got {native!r}")
         return native[0], native[1], WAIT_FOR_ALL
-    face = getattr(native, "__cuda_array_interface__", None)
-    if face is None:
+    interface = getattr(native, "__cuda_array_interface__", None)
+    if interface is None:
         raise DeviceError(
             f"cuda: expected (address, bytes) or an object with __cuda_array_interface__ to "
             f"import, got {native!r}"
         )
-    if face.get("mask") is not None:
+    if interface.get("mask") is not None:
         raise DeviceError("cuda: expected an array without a mask to import")
-    item = np.dtype(face["typestr"]).itemsize
-    shape, strides = tuple(face["shape"]), face.get("strides")
+    item = np.dtype(interface["typestr"]).itemsize
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
     dense = tuple([item * step for step in dense_strides(shape)])
     if strides is not None and tuple(strides) != dense:
         raise DeviceError(
@@ -131,14 +131,14 @@ def memory_of(native: object) -> tuple[int, int, int]:
             f"shape {shape}; pass .contiguous(), or use from_dlpack"
         )
     nbytes = item * int(np.prod(shape, dtype=np.int64))
-    return int(face["data"][0]), nbytes, _producer(face)
+    return int(interface["data"][0]), nbytes, _producer(interface)
 
 
-def _producer(face: dict[str, Any]) -> int:
+def _producer(interface: dict[str, Any]) -> int:
     """The stream of a CUDA array interface; before version 3 it names none."""
-    if face.get("version", 0) < 3 or "stream" not in face:
+    if interface.get("version", 0) < 3 or "stream" not in interface:
         return WAIT_FOR_ALL
-    stream = face["stream"]
+    stream = interface["stream"]
     if stream is None:
         return NO_WAIT
     if not isinstance(stream, int) or stream <= 0:

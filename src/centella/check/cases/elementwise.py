@@ -21,7 +21,7 @@ from centella.check.cases.case import (
     laid_out,
 )
 from centella.ops.elementwise import BOOLS, TABLE, WHOLE, Expression
-from centella.ops.steps import Step
+from centella.ops.steps import ChainStep
 
 
 def expressions() -> dict[str, Row]:
@@ -168,11 +168,11 @@ def fused() -> Row:
     listed: list[Case] = []
     for dtype in FLOATS:
         steps = (
-            Step("mul", (0, 1), (), (), dtype),
-            Step("gelu", (2,), (("kind", "tanh"),), (), dtype),
-            Step("cast", (3,), (("dtype", "f32"),), (), "f32"),
-            Step("lt", (4,), (), ("second",), "bool"),
-            Step("where", (5, 2), (), ("first",), dtype),
+            ChainStep("mul", (0, 1), (), (), dtype),
+            ChainStep("gelu", (2,), (("kind", "tanh"),), (), dtype),
+            ChainStep("cast", (3,), (("dtype", "f32"),), (), "f32"),
+            ChainStep("lt", (4,), (), ("second",), "bool"),
+            ChainStep("where", (5, 2), (), ("first",), dtype),
         )
         attrs = {"steps": steps, "numbers": (("3.second", 0.7), ("4.first", -1.5))}
         shapes: list[tuple[Shape, Shape]] = [
@@ -183,8 +183,8 @@ def fused() -> Row:
         listed += laid_out(Case((In((6, 5)), In((5,))), attrs, (dtype,)), *LAYOUTS[1:])
         listed += [Case((In((21,), "extremes"), In((21,), "ties")), attrs, (dtype,))]
     wrap = (
-        Step("mul", (0,), (), ("second",), "i8"),
-        Step("remainder", (1, 0), (), (), "i8"),
+        ChainStep("mul", (0,), (), ("second",), "i8"),
+        ChainStep("remainder", (1, 0), (), (), "i8"),
     )
     listed += [Case((In((3, 37)),), {"steps": wrap, "numbers": (("0.second", 3),)}, ("i8",))]
     return Row((*FLOATS, "i8"), tuple(listed))

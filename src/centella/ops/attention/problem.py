@@ -13,7 +13,7 @@ from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.variant import Variant
 from centella.ops.attention.masks import Scoring
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.specs import Spec
 
@@ -164,9 +164,9 @@ def launch(
     """
     by_mode = (reads, writes, changes)
     refs = tuple(ref for named in by_mode for ref in named.values())
-    params = face(*(dict.fromkeys(named, 1) for named in by_mode))
+    params = signature(*(dict.fromkeys(named, 1) for named in by_mode))
     given = tuple({**scalars_of(form), **scalars}.items())
-    return Call(kernel, refs, given, constants, groups, workgroup=threads, face=params)
+    return Call(kernel, refs, given, constants, groups, workgroup=threads, signature=params)
 
 
 def launch_by_head(

@@ -15,7 +15,7 @@ from centella.ops.attention.rope_split import WIDTH, words_of
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.split import SPLIT, Layout, few_queries
 from centella.ops.cache import cache_scalars
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import layout_of
 from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
@@ -65,9 +65,9 @@ def _first(
         ("blocks", len(starts.shape) == 2), ("dim", inner.inputs[0].shape[3]),
         ("layout", tuple(layout.items())), ("rows", parts.rows), ("scoring", inner.attrs.scoring),
     )  # fmt: skip
-    params = face(reads, dict.fromkeys(writes, 1), dict.fromkeys(changes, 1))
+    params = signature(reads, dict.fromkeys(writes, 1), dict.fromkeys(changes, 1))
     return Call(kernel, refs, tuple(scalars.items()), (*known, *constants), parts.groups,
-                workgroup=threads, face=params)  # fmt: skip
+                workgroup=threads, signature=params)  # fmt: skip
 
 
 def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:

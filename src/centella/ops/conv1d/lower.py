@@ -14,7 +14,7 @@ from centella.op.op import Lowered
 from centella.ops.conv1d.op import Conv1dAttrs
 from centella.ops.elements import Number, element_call
 from centella.ops.fill import kernel as fill
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.choice import product_calls
 from centella.ops.matmul.problem import Problem
@@ -49,7 +49,7 @@ def _pack(*, vector: bool, x: Argument, y: Argument) -> None:
 
 
 pack_channels: Kernel = Kernel(
-    _pack, workgroup=WORKGROUP, name="pack_channels", face=face({"x": 1}, {"y": 2})
+    _pack, workgroup=WORKGROUP, name="pack_channels", signature=signature({"x": 1}, {"y": 2})
 )
 
 

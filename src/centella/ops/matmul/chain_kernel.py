@@ -27,7 +27,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.elementwise import ACTIVATIONS, OPS
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.chain import GIVEN, ChainAttrs, Link, parted, results, shapes
 from centella.ops.matmul.normed import NORMED
@@ -367,10 +367,11 @@ def _one_launch(form: Form[ChainAttrs], tile: ChainTile, caps: Caps) -> Lowered:
         if i < len(attrs.links) - 1:
             temporaries.append(make_spec((shape[-1],), f32, 16))
             changes[f"y{i}"] = Ref(count + len(kept) + i, temporaries[-1])
-    params = face(*(dict.fromkeys(by, 1) for by in (reads, writes, changes)))
+    params = signature(*(dict.fromkeys(by, 1) for by in (reads, writes, changes)))
     call = Call(
         kernel, (*reads.values(), *writes.values(), *changes.values()), tuple(scalars),
-        (("links", attrs.links), ("tile", tile)), tile.groups, workgroup=tile.threads, face=params,
+        (("links", attrs.links), ("tile", tile)), tile.groups, workgroup=tile.threads,
+        signature=params,
     )  # fmt: skip
     return Lowered((call,), tuple(temporaries))
 

@@ -19,7 +19,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.elementwise import ACTIVATIONS, OPS
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.matmul.problem import Problem, aligned
@@ -223,4 +223,4 @@ def _call(named: dict[str, Ref], result: Ref, attrs: ExpertAttrs, caps: Caps, ga
     )  # fmt: skip
     refs = (*(Ref(r.index, flat(r.spec)) for r in named.values()), result)
     return Call(kernel, refs, scalars, constants, groups * units, workgroup=tile.threads,
-                face=face(dict.fromkeys(named, 1), {"y": 1}))  # fmt: skip
+                signature=signature(dict.fromkeys(named, 1), {"y": 1}))  # fmt: skip

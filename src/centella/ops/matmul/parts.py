@@ -9,7 +9,7 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
 from centella.op.op import Lowered
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.product import Constants, Product, Scalars
@@ -57,7 +57,9 @@ def added(product: Product, first: Call, parts: Spec, splits: int) -> Lowered:
     )  # fmt: skip
     extras = (Ref(i, flat(product.specs[i])) for i in range(2, 2 + len(names)))
     refs = (Ref(temporary, flat(parts)), *extras, Ref(2 + len(names), y))
-    form = face(dict.fromkeys(("parts", *names), 1), {"y": 1})
+    form = signature(dict.fromkeys(("parts", *names), 1), {"y": 1})
     constants: Constants = (("activation", product.activation),)
-    last = Call(add_parts, refs, scalars, constants, -(-items // add_parts.workgroup), face=form)
+    last = Call(
+        add_parts, refs, scalars, constants, -(-items // add_parts.workgroup), signature=form
+    )
     return Lowered((first, last), (parts,))

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from centella.dtypes import DType
 from centella.emit.program import Call, Kernel, Ref
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.problem import Problem, aligned
 from centella.specs import Spec
@@ -53,10 +53,10 @@ def launch(
     constants: Constants, groups: int, threads: int,
 ) -> Call:  # fmt: skip
     """A launch over a product's own operands."""
-    form = face(dict.fromkeys(names, 1), {"y": 1})
+    form = signature(dict.fromkeys(names, 1), {"y": 1})
     refs = tuple(Ref(i, flat(s)) for i, s in enumerate(product.specs[:-1]))
     y = Ref(len(refs), product.specs[-1])
-    return Call(kernel, (*refs, y), scalars, constants, groups, workgroup=threads, face=form)
+    return Call(kernel, (*refs, y), scalars, constants, groups, workgroup=threads, signature=form)
 
 
 def tiles_launch(

@@ -23,7 +23,7 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.embedding import EmbeddingAttrs
 from centella.ops.embedding import lower as rows_of_table
-from centella.ops.kernel_params import face
+from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.repack import copied_whole
@@ -186,7 +186,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     names = ("x", *SYMBOLS[: len(planes)], *extras)
     call = Call(
         blocks_kernel, _refs(form), scalars, constants, groups, workgroup=tile.threads,
-        face=face(dict.fromkeys(names, 1), {"y": 1}),
+        signature=signature(dict.fromkeys(names, 1), {"y": 1}),
     )  # fmt: skip
     return Lowered((call,))
 
@@ -284,10 +284,10 @@ def dequantize(form: Form[DequantizeAttrs], caps: Caps) -> Lowered:
 
     def launch(form: Form[DequantizeAttrs]) -> Lowered:
         scalars, groups = _steps(y.shape[0], form.inputs, y)
-        operands = face(dict.fromkeys((p.name for p in kind.planes), 1), {"y": 1})
+        operands = signature(dict.fromkeys((p.name for p in kind.planes), 1), {"y": 1})
         constants = (("format", kind.name), ("vector", vector(kind, form.inputs[0])))
         return Lowered((
-            Call(dequantize_kernel, _refs(form), scalars, constants, groups, face=operands),
+            Call(dequantize_kernel, _refs(form), scalars, constants, groups, signature=operands),
         ))  # fmt: skip
 
     return launch(form) if kind.by_row else on_chunks(form, 0, caps, launch)
@@ -305,7 +305,7 @@ def embedding(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
         first = form.part("r", height).first
         scalars, groups = _steps(math.prod(y.shape[:-1]), planes, y)
         reads = {"ids": 2, **dict.fromkeys((p.name for p in kind.planes), 1)}
-        params = face(reads, {}, {"y": 1}) if first else face(reads, {"y": 1})
+        params = signature(reads, {}, {"y": 1}) if first else signature(reads, {"y": 1})
         more = (("height", height), ("per_row", ids.shape[1]), ("first", first))
         constants = (
             ("format", kind.name),
@@ -314,7 +314,7 @@ def embedding(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
         )
         refs = (Ref(0, ids), *_refs(form)[1:])
         return Lowered((
-            Call(embedding_kernel, refs, (*scalars, *more), constants, groups, face=params),
+            Call(embedding_kernel, refs, (*scalars, *more), constants, groups, signature=params),
         ))  # fmt: skip
 
     return launch(form) if kind.by_row else on_chunks(form, 1, caps, launch)

@@ -12,17 +12,20 @@ from centella.errors import DTypeError
 if TYPE_CHECKING:
     from centella.ops.quant.format import Format
 
-# Each has a file of its name, which loads when it is asked for: its Format is the name in capitals.
+# Each has a file, of its name or in FILES, which loads when it is asked for: its Format is the name
+# in capitals.
 ROWS = (
     "int8", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4",
 )  # fmt: skip
+FILES: dict[str, str] = dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1"), "fours_fives")
 
 
 class _Formats(Mapping[str, "Format"]):
     def __getitem__(self, name: str) -> Format:
         if name not in ROWS:
             raise KeyError(name)
-        return cast("Format", getattr(import_module(f"{__package__}.{name}"), name.upper()))
+        module = import_module(f"{__package__}.{FILES.get(name, name)}")
+        return cast("Format", getattr(module, name.upper()))
 
     def __contains__(self, name: object) -> bool:
         return name in ROWS

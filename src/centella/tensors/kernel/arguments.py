@@ -38,11 +38,11 @@ def bind(
     Raises:
         TraceError, ShapeError, DTypeError, DeviceError: naming the kernel and what does not fit.
     """
-    face = kernel.face
+    signature = kernel.signature
     values, constants = _by_name(kernel, positions, args, named)
-    tensors = tuple((_tensor(kernel, n, values[n], param), param) for n, param in face.tensors)
+    tensors = tuple((_tensor(kernel, n, values[n], param), param) for n, param in signature.tensors)
     _check_together(kernel, tensors)
-    scalars = tuple((n, _scalar(kernel, n, values[n], kind)) for n, kind in face.scalars)
+    scalars = tuple((n, _scalar(kernel, n, values[n], kind)) for n, kind in signature.scalars)
     for name, value in constants.items():
         try:
             hash(value)
@@ -65,10 +65,10 @@ def _by_name(
     values = dict(zip(positions, args, strict=False))
     twice = set(values) & set(named)
     values.update(named)
-    constants = {n: values.pop(n, default) for n, default in kernel.face.constants}
-    missing = [n for n in kernel.face.operands if n not in values]
+    constants = {n: values.pop(n, default) for n, default in kernel.signature.constants}
+    missing = [n for n in kernel.signature.operands if n not in values]
     missing += [n for n, v in constants.items() if v is REQUIRED]
-    extra = [n for n in values if n not in kernel.face.operands]
+    extra = [n for n in values if n not in kernel.signature.operands]
     if missing or extra or twice:
         wrong = {"missing": missing, "unknown": extra, "given twice": sorted(twice)}
         said = ", ".join(f"{what} {names}" for what, names in wrong.items() if names)
@@ -143,7 +143,7 @@ def check_written(kernel: Kernel, bound: Arguments, groups: int) -> None:
     Raises:
         TraceError: naming an output that has elements.
     """
-    for (name, param), (tensor, _) in zip(kernel.face.tensors, bound.tensors, strict=True):
+    for (name, param), (tensor, _) in zip(kernel.signature.tensors, bound.tensors, strict=True):
         if not groups and param.mode == "out" and tensor.size:
             raise TraceError(
                 f"{kernel.name}: expected threads to write {name!r} of {list(tensor.shape)}, got 0"

@@ -68,7 +68,7 @@ class UserOp(Op[LaunchAttrs], frozen=True, eq=False, kw_only=True):
 
 def op_of(kernel: Kernel) -> UserOp:
     """The op of a kernel, with a name of its own."""
-    reads = [param.mode for _, param in kernel.face.tensors if param.mode != "out"]
+    reads = [param.mode for _, param in kernel.signature.tensors if param.mode != "out"]
     mutates = tuple(i for i, mode in enumerate(reads) if mode == "inout")
 
     def rule(specs: tuple[Spec, ...], attrs: LaunchAttrs) -> tuple[Out, ...]:
@@ -78,7 +78,7 @@ def op_of(kernel: Kernel) -> UserOp:
         """One launch."""
         refs: list[Ref] = []
         position = {"in": 0, "out": len(form.inputs) + len(mutates)}
-        for _, param in kernel.face.tensors:
+        for _, param in kernel.signature.tensors:
             kind = "out" if param.mode == "out" else "in"
             refs.append(Ref(position[kind], (*form.inputs, *form.outputs)[position[kind]]))
             position[kind] += 1

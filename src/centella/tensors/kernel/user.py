@@ -50,7 +50,7 @@ class UserKernel:
     def _positions(self) -> tuple[str, ...]:
         """Names that positional arguments may fill: all but constants, as the function has them."""
         names = inspect.signature(self._kernel.fn).parameters
-        return tuple(n for n in names if n in self._kernel.face.operands)
+        return tuple(n for n in names if n in self._kernel.signature.operands)
 
     # -- launching --------------------------------------------------------------------------------
 
@@ -142,14 +142,14 @@ class UserKernel:
             TraceError: for one without a dtype, or of another than declared; for names and
                 constants that the kernel does not have; where the language cannot express it.
         """
-        face = self._kernel.face
+        signature = self._kernel.signature
         chosen = {n: dtype_of(d) for n, d in (dtypes or {}).items()}
-        unknown = [n for n in chosen if n not in face.tensor_names]
-        unknown += [n for n in constants if n not in dict(face.constants)]
+        unknown = [n for n in chosen if n not in signature.tensor_names]
+        unknown += [n for n in constants if n not in dict(signature.constants)]
         if unknown:
             raise TraceError(f"{self.__name__}: unknown {unknown}")
         kinds = []
-        for name, param in face.tensors:
+        for name, param in signature.tensors:
             kind = chosen.get(name, param.dtype)
             if kind is None:
                 raise TraceError(f"{self.__name__}: say dtypes={{{name!r}: ...}}")
@@ -193,7 +193,7 @@ class UserKernel:
                 output element that no thread wrote.
         """
         where = device("simulator", checked=check, order=order, subgroup=subgroup)
-        params = dict(self._kernel.face.tensors)
+        params = dict(self._kernel.signature.tensors)
 
         def moved(name: str, value: Any) -> Any:
             if name not in params:
