@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
-from centella.cli import output
+from centella.cli import escape, output
 from tests.cli.test_cli import TINY, call, failed
 from tests.weights.test_safetensors import entry, write
 
@@ -37,11 +37,11 @@ def is_harmless(text: str) -> bool:
 
 
 def test_what_a_terminal_acts_on_is_escaped() -> None:
-    assert output.printable(ODD) == SHOWN
-    assert output.printable("a\udcffb\u2028c\x00") == r"a\udcffb\u2028c\x00"
+    assert escape.printable(ODD) == SHOWN
+    assert escape.printable("a\udcffb\u2028c\x00") == r"a\udcffb\u2028c\x00"
     kept = "tab\tline\n grüße 今日\u3000\u00a0 👩\u200d👩 می\u200cخواهم"
-    assert output.printable(kept) == kept
-    assert output.in_line("two\nlines\t") == r"two\nlines\t"
+    assert escape.printable(kept) == kept
+    assert escape.in_line("two\nlines\t") == r"two\nlines\t"
 
 
 def test_every_control_character_is_escaped() -> None:
@@ -50,7 +50,7 @@ def test_every_control_character_is_escaped() -> None:
     for code in range(0x110000):
         c = chr(code)
         if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c not in "\n\t":
-            assert output.printable(c).isascii() and output.printable(c) != c, hex(code)
+            assert escape.printable(c).isascii() and escape.printable(c) != c, hex(code)
 
 
 def test_json_is_the_same_value_without_controls(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,8 @@ from msgspec.structs import fields
 
 import centella as ct
 from centella.errors import DTypeError, MissingExtraError, WeightsError
-from centella.tasks.load import FAMILIES, load
+from centella.tasks.families import FAMILIES
+from centella.tasks.load import load
 from centella.tasks.text import Tokenizer
 from centella.weights.folder import MINILM_PACKAGE
 from tests.support.model_common import DATA, copy_of, minilm

@@ -15,9 +15,10 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
+from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
 from centella.cli.options import BatchSize, Device, Dtype, Json, Model, ShowLedger, WeightDtype
-from centella.cli.output import err, err_ledger, in_line, out, out_json, progress
+from centella.cli.output import err, err_ledger, out, out_json, progress
 from centella.cli.reading import lines_of
 from centella.cli.timing import Stages
 from centella.errors import CentellaError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from centella.cli.output import in_line
+from centella.cli.escape import in_line
 from centella.cli.process import reason
 from centella.cli.reading import NotTextError, read_text
 from centella.errors import CentellaError

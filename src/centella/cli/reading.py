@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from centella.cli.output import in_line
+from centella.cli.escape import in_line
 from centella.cli.process import reason
 from centella.errors import CentellaError
 from centella.weights.model_files import kind_of

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import DType
+from centella.emit.emission import Emission, Text
 from centella.errors import LimitError, TraceError
 from centella.host.forks import lock_of
 from centella.lang.ir import KernelIR
@@ -24,6 +26,13 @@ from centella.lang.trace import trace
 from centella.specs import Caps, Spec
 
 Constants = tuple[tuple[str, Any], ...]
+Emit = Callable[[KernelIR, Caps, Emission], Text]
+# By `Caps.target`: the module whose `emit` writes it, which loads with the first kernel for it.
+EMITTERS = {
+    "wgsl": "centella.emit.wgsl.target",
+    "ptx": "centella.emit.ptx.target",
+    "ir": "centella.emit.listing",
+}
 
 
 def exact(value: Any) -> Any:
@@ -193,7 +202,8 @@ def program_of(
 
     Raises:
         LimitError: for more shared memory, threads or bindings than the device has, or for
-            subgroup operations or operations of `centella.lang.ptx` where it has none.
+            subgroup operations or operations of `centella.lang.ptx` where it has none; a target
+            without an emitter.
     """
     noted = 4 * ir.workgroup if reports else 0
     limits = (
@@ -204,41 +214,13 @@ def program_of(
     for what, asked, most in limits:
         if asked > most:
             raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
-    if ir.ptx_only and caps.target == "wgsl":
+    if caps.target not in EMITTERS:
         raise LimitError(
-            f"kernel {ir.name!r}: {ir.ptx_only} of lang.ptx, which only NVIDIA GPUs from sm_80 on "
-            f"have; this device runs WGSL"
+            f"kernel {ir.name!r}: expected a device of {', '.join(EMITTERS)}, got {caps.target}"
         )
-    if caps.target == "wgsl":
-        if ir.uses_subgroups and not caps.subgroups:
-            raise LimitError(
-                f"kernel {ir.name!r}: subgroup operations, which this device has not, or not as "
-                f"neighbouring threads; "
-                f"lang.workgroup_reduce runs everywhere"
-            )
-        if ir.first(frozenset({"ex2"})) and not caps.native_exp2:
-            raise LimitError(
-                f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as "
-                f"exact; lang.exp2 runs everywhere"
-            )
-        from centella.emit.wgsl import emit_wgsl
-
-        keep = caps.family == "software"
-        settle = caps.rewrites_arithmetic and not rewritable
-        source = emit_wgsl(
-            ir, native_f16=caps.native_f16_pack, keep_loops=keep, settle_floats=settle,
-            copies=copies, report_stops=reports,
-        )  # fmt: skip
-        flags = (caps.native_f16_pack, trusted, keep, settle)
-        key = f"wgsl:{ir.digest}:{''.join(str(int(flag)) for flag in flags)}"
-        key += "".join(f":{loop}x{n}" for loop, n in copies) + (":stops" if reports else "")
-        return Program(key, "wgsl", ir.name, source, ir, trusted, reports=reports)
-    if caps.target == "ptx":
-        from centella.emit.ptx import emit_ptx
-
-        source = emit_ptx(ir, caps.arch)
-        return Program(f"ptx:{caps.arch}:{ir.digest}", "ptx", ir.name, source, ir)
-    return Program(f"ir:{ir.digest}", "ir", ir.name, ir.text(), ir, trusted, moves)
+    emit: Emit = import_module(EMITTERS[caps.target]).emit
+    text = emit(ir, caps, Emission(trusted, rewritable, copies, reports))
+    return Program(text.key, caps.target, ir.name, text.source, ir, trusted, moves, reports)
 
 
 class Ref(Struct, frozen=True):

@@ -16,7 +16,7 @@ from centella.ledger.counts import Ledger, open_scopes, permit
 from centella.op.form import Form
 from centella.op.op import Op, get
 from centella.plan.divide import division
-from centella.plan.graph import EMPTY, Plan
+from centella.plan.plan import EMPTY, Plan
 from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor

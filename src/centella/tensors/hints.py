@@ -120,26 +120,17 @@ _OPERATORS = {**REFLECTED, "matmul": "__rmatmul__"}
 _OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg", "power": "pow", "rint": "round"}
 
 
-def module_getattr(name: str) -> Any:
-    """The `__getattr__` of `centella`: modules that load with their first use.
-
-    Raises:
-        AttributeError: for any other name; with what to write, where that is known.
-    """
-    if name == "serving":
-        import centella.serving as serving  # `from centella` would ask here again
-
-        return serving
-    raise _missing("module 'centella'", sys.modules["centella"], name, OF_MODULE)
-
-
-def module_dir() -> list[str]:
-    """The `__dir__` of `centella`: the public names, and none of the rooms."""
-    return sorted(sys.modules["centella"].__all__)
+def module_missing(name: str) -> AttributeError:
+    """The error for a name that `centella` has not; with what to write, where that is known."""
+    return _missing("module 'centella'", sys.modules["centella"], name, OF_MODULE)
 
 
 def tensor_getattr(tensor: Any, name: str) -> Any:
-    """The `__getattr__` of a Tensor: as `module_getattr`."""
+    """The `__getattr__` of a Tensor.
+
+    Raises:
+        AttributeError: always; as `module_missing`.
+    """
     hints = OF_TENSOR
     if name.endswith("_") and not name.startswith("_"):  # add_, copy_, ... of torch
         hints = {name: "a Tensor does not change; ct.State(x) does"}
@@ -147,7 +138,7 @@ def tensor_getattr(tensor: Any, name: str) -> Any:
 
 
 def layer_getattr(layer: Any, name: str) -> Any:
-    """The `__getattr__` of a Module: as `module_getattr`."""
+    """The `__getattr__` of a Module: as of a Tensor."""
     raise _missing(f"{type(layer).__name__!r} object", layer, name, OF_LAYER)
 
 

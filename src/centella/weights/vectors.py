@@ -104,9 +104,7 @@ def _numbers(column: Any) -> Array:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-        import pyarrow.ipc  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]  # it has pyarrow.ipc
     except ImportError as error:
         raise MissingExtraError("pyarrow", "arrow") from error
     return pyarrow

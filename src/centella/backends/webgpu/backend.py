@@ -34,6 +34,7 @@ from centella.backends.webgpu.groups import Groups
 from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
 from centella.backends.webgpu.raw import SLOT, Checked, Commands, Dispatch, Encoder, Pipeline
+from centella.backends.webgpu.staging import Staging
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket, finished
 from centella.backends.webgpu.warm import Warm
@@ -44,7 +45,6 @@ from centella.ledger.counts import count
 from centella.specs import Caps
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 MOST = 1 << 34  # bytes of a buffer that is of use: kernels count elements in 32 bits
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
@@ -98,7 +98,7 @@ class WebGpuBackend(Backend):
         self.groups: Groups = Groups(self.native, stopped)
         self.ahead: Ahead = Ahead(self.native)
         self._warm: Warm = Warm(self.native)
-        self._staging: dict[int, list[Any]] = {}
+        self._staging = Staging(self._new_buffer, self.caps.max_buffer, self.name)
         self._reading: WeakSet[WebGpuTicket] = WeakSet()
         self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
         self._used: int = 0  # slots of it
@@ -173,25 +173,9 @@ class WebGpuBackend(Backend):
             with self.lock, Checked():
                 raw.write(self._queue, buffer.native, data, start)
                 raw.submit(self._queue, ())
-                sent = WebGpuTicket(self.native, None, 0, [], self.return_staging)
+                sent = WebGpuTicket(self.native, None, 0, [], self._staging.give_back)
         if sent is not None:
             sent.wait()
-
-    def return_staging(self, staging: Any) -> None:
-        """Take a read-back buffer for the next one of its size; safe in a finalizer."""
-        self._staging.setdefault(staging.size, []).append(staging)
-
-    def _take_staging(self, nbytes: int) -> Any:
-        if nbytes > self.caps.max_buffer:
-            raise LimitError(
-                f"read-backs of {nbytes:,} bytes at once; {self.name} allows "
-                f"{self.caps.max_buffer:,}: fetch fewer at a time"
-            )
-        size = min(1 << max(8, (nbytes - 1).bit_length()), self.caps.max_buffer)
-        free = self._staging.get(size)
-        if free:
-            return free.pop()
-        return self._new_buffer(size, STAGING)
 
     def _take_slots(self, launches: int) -> int:
         """The first of so many slots for parameters. Where none are left all are given anew."""
@@ -255,7 +239,7 @@ class WebGpuBackend(Backend):
             if stamps is not None:
                 sizes.append(stamps.nbytes)
             places, nbytes = packed(sizes)
-            staging = self._take_staging(nbytes) if places else None
+            staging = self._staging.take(nbytes) if places else None
             try:
                 with Checked():
                     for slot, data in work.uploads:
@@ -269,7 +253,7 @@ class WebGpuBackend(Backend):
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
             course = None if self.pace is None else self.pace.begin(work.total)
             ticket = WebGpuTicket(
-                self.native, staging, nbytes, places, self.return_staging, stamps, course,
+                self.native, staging, nbytes, places, self._staging.give_back, stamps, course,
                 self.ahead.encode, check,
             )  # fmt: skip
             if staging is not None:
@@ -411,7 +395,7 @@ class WebGpuBackend(Backend):
             self.native.destroy()
             return
         self.groups.clear()
-        for buffer in (self._params, *(b for free in self._staging.values() for b in free)):
+        for buffer in (self._params, *self._staging):
             buffer.destroy()
         self._staging.clear()
         if self._stopped is not None:
