@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,15 @@ def guarded() -> Any:
     signal.signal(signal.SIGINT, before)
 
 
-def steps(done: list[str]) -> None:
+def steps(done: list[str], seconds: float = 0.02, number: int = signal.SIGINT) -> None:
     done.append("begun")
-    signal.raise_signal(signal.SIGINT)
-    time.sleep(0.02)
+    signal.raise_signal(number)
+    time.sleep(seconds)
     done.append("ended")
+
+
+def long_steps(done: list[str]) -> None:
+    steps(done, 20)
 
 
 @uninterrupted
@@ -139,19 +144,13 @@ def test_a_signal_whose_handler_raises_waits_for_a_callback(
         if not interrupts.raise_later(number, frame):
             raise KeyboardInterrupt
 
-    def terminated(done: list[str]) -> None:
-        done.append("begun")
-        signal.raise_signal(signal.SIGTERM)
-        time.sleep(0.05)
-        done.append("ended")
-
     signal.signal(signal.SIGTERM, leave)
     done: list[str] = []
     try:
-        after(of_a_driver, done, terminated)
+        after(of_a_driver, done, partial(steps, number=signal.SIGTERM))
         assert done == ["begun", "ended"]
         done.clear()
-        after(section, done, terminated)
+        after(section, done, partial(steps, seconds=20, number=signal.SIGTERM))
         assert done == ["begun"]
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -161,7 +160,7 @@ def test_a_signal_whose_handler_raises_waits_for_a_callback(
 def test_a_section_that_lasts_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "LONGEST", 0.01)
     done: list[str] = []
-    after(section, done)
+    after(section, done, long_steps)
     assert done == ["begun"]
 
 
