@@ -144,6 +144,9 @@ class Kernel:
         return repeated
 
 
+LOOPS = frozenset({"for", "loop"})
+
+
 class _Keyed(Struct, frozen=True, eq=False):
     key: str
 
@@ -158,7 +161,8 @@ class Program(_Keyed, frozen=True, eq=False):
     """What a backend compiles: target text with its identity.
 
     `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
-    them without bounds checks of its own. A user's kernel is never trusted.
+    them without bounds checks of its own. A user's kernel is never trusted. One that `reports`
+    counts in a word of the device how often its driver has stopped a loop.
     """
 
     target: str
@@ -167,6 +171,7 @@ class Program(_Keyed, frozen=True, eq=False):
     ir: KernelIR
     trusted: bool = False
     moves: bool = False
+    reports: bool = False
 
 
 class HostProgram(_Keyed, frozen=True, eq=False):
@@ -198,10 +203,12 @@ def program_of(
             subgroup operations or operations of `centella.lang.ptx` where it has none; a target
             without an emitter.
     """
+    reports = bool(caps.max_loop_rounds and not trusted and ir.first(LOOPS))
+    noted = 4 * ir.workgroup if reports else 0
     limits = (
         ("threads a workgroup", ir.workgroup, caps.max_workgroup),
-        ("bytes of workgroup memory", ir.shared_bytes, caps.max_shared),
-        ("storage buffers", len(ir.args), caps.max_storage_buffers),
+        ("bytes of workgroup memory", ir.shared_bytes + noted, caps.max_shared),
+        ("storage buffers", len(ir.args) + reports, caps.max_storage_buffers),
     )
     for what, asked, most in limits:
         if asked > most:
@@ -211,8 +218,8 @@ def program_of(
             f"kernel {ir.name!r}: expected a device of {', '.join(EMITTERS)}, got {caps.target}"
         )
     emit: Emit = import_module(EMITTERS[caps.target]).emit
-    text = emit(ir, caps, Emission(trusted, rewritable, copies))
-    return Program(text.key, caps.target, ir.name, text.source, ir, trusted, moves)
+    text = emit(ir, caps, Emission(trusted, rewritable, copies, reports))
+    return Program(text.key, caps.target, ir.name, text.source, ir, trusted, moves, reports)
 
 
 class Ref(Struct, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -91,7 +92,10 @@ class WebGpuBackend(Backend):
             family=family_of(adapter),
         )
         self._queue = self.native.queue
-        self.groups: Groups = Groups(self.native)
+        stopped = self._new_buffer(8, STORAGE) if self.caps.max_loop_rounds else None
+        self._stopped: Any = stopped
+        self._stops: loops.Stops = loops.Stops(self.caps.max_loop_rounds)
+        self.groups: Groups = Groups(self.native, stopped)
         self.ahead: Ahead = Ahead(self.native)
         self._warm: Warm = Warm(self.native)
         self._staging = Staging(self._new_buffer, self.caps.max_buffer, self.name)
@@ -196,7 +200,10 @@ class WebGpuBackend(Backend):
                 f"kernel {program.name!r}: {len(program.ir.params)} launch parameters; at most "
                 f"{SLOT // 4 - 1} fit"
             )
-        group, layout = self.groups.layout(tuple(a.writable for a in program.ir.args))
+        writable = tuple(a.writable for a in program.ir.args)
+        group, layout = self.groups.layout(writable, program.reports)
+        if program.reports:
+            self._stops.names[int(program.ir.digest[:8], 16)] = program.name
         try:
             if program.trusted and not self.software:
                 module = raw.trusted_module(self.native, program.source, program.name)
@@ -225,6 +232,10 @@ class WebGpuBackend(Backend):
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
             sizes = [read.nbytes for read in work.reads]
+            check = None
+            if sizes and self._stops.names:
+                check = partial(self._stops.check, len(sizes), self._stops.count)
+                sizes.append(self._stopped.size)
             if stamps is not None:
                 sizes.append(stamps.nbytes)
             places, nbytes = packed(sizes)
@@ -243,7 +254,7 @@ class WebGpuBackend(Backend):
             course = None if self.pace is None else self.pace.begin(work.total)
             ticket = WebGpuTicket(
                 self.native, staging, nbytes, places, self._staging.give_back, stamps, course,
-                self.ahead.encode,
+                self.ahead.encode, check,
             )  # fmt: skip
             if staging is not None:
                 self._reading.add(ticket)
@@ -279,6 +290,8 @@ class WebGpuBackend(Backend):
             encoder = encoder or Encoder(self.native)
             for read, (at, nbytes) in zip(work.reads, places, strict=False):
                 encoder.copy(work.slots[read.slot].native, read.start, staging, at, nbytes)
+            if len(places) > len(work.reads) + (stamps is not None):
+                encoder.copy(self._stopped, 0, staging, *places[len(work.reads)])
             if stamps is not None:
                 stamps.copy_to(encoder, staging, places[-1][0])
         return commands if encoder is None else [*commands, encoder.finish()]
@@ -385,3 +398,5 @@ class WebGpuBackend(Backend):
         for buffer in (self._params, *self._staging):
             buffer.destroy()
         self._staging.clear()
+        if self._stopped is not None:
+            self._stopped.destroy()
