@@ -28,6 +28,8 @@ from centella import lang
 from centella.dtypes import f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -78,7 +80,7 @@ class Rules:
         self._time_from = lang.select(opened, last, last + 1)
         self._time_to = lang.select(self._first, self._latest, lang.select(closed, 0, NONE))
 
-    def is_time(self, token: Any) -> Any:
+    def is_time(self, token: Operand) -> Any:
         """Whether a token is a time."""
         return token >= self.zero
 
@@ -94,8 +96,8 @@ class Rules:
 
 
 def _survey(
-    *, chunk: bool, team: Team, timed: bool, random: bool, logits: Any, levels: Any, notes: Any,
-    figures: Any, places: Any, sums: Any = None,
+    *, chunk: bool, team: Team, timed: bool, random: bool, logits: Argument, levels: Argument,
+    notes: Argument, figures: Argument, places: Argument, sums: Any = None,
 ) -> None:  # fmt: skip
     """A team has a part of a row: figures of its text, and of its times where they may come."""
     columns, part, parts, rows = (
@@ -150,7 +152,7 @@ def _survey(
 def _figures(
     row: Row, logits: Callable[[Item], Values], scores: Callable[[Item], Values],
     own: Callable[[Item, Values, Any], Values], token: Callable[[Item, int], Any],
-) -> list[Any]:  # fmt: skip
+) -> list[Expr]:  # fmt: skip
     """Of a part's tokens of a kind: sum of weights, largest logit, largest score, the token.
 
     Where scores are the logits the largest is there once.
@@ -172,8 +174,8 @@ def _figures(
 
 
 def _take(
-    *, team: Team, timed: bool, random: bool, figures: Any, places: Any, notes: Any, sums: Any,
-    token: Any, y: Any, logits: Any = None, levels: Any = None,
+    *, team: Team, timed: bool, random: bool, figures: Argument, places: Argument, notes: Argument,
+    sums: Argument, token: Argument, y: Argument, logits: Any = None, levels: Any = None,
 ) -> None:  # fmt: skip
     """A team has a row: text or times, the token, and what is noted of it.
 
@@ -205,7 +207,7 @@ def _take(
 
 def _put_together(
     row: Row, figure: Callable[[Item, int], Any], place: Callable[[Item], Any], last: int
-) -> list[Any]:
+) -> list[Expr]:
     """As `_figures`, of a whole row; `last` is the figure of the largest score."""
     tops = [
         row.total(lambda item, j=j: [figure(item, j)], LEAST, "max") for j in range(1, last + 1)
@@ -220,7 +222,7 @@ def _put_together(
     return [row.total(weight, 0.0, "add"), tops[0], tops[-1], row.total(hit, NONE, "min")]
 
 
-def times_are_likelier(text: Any, time: Any, weight: Any) -> Any:
+def times_are_likelier(text: Operand, time: Operand, weight: Operand) -> Expr:
     """Whether times together are likelier than each text token.
 
     Args:
@@ -230,7 +232,7 @@ def times_are_likelier(text: Any, time: Any, weight: Any) -> Any:
     return weight * lang.exp(time - most) > lang.exp(text - most)
 
 
-def _chosen(found: list[Any]) -> tuple[Any, Any, Any]:
+def _chosen(found: list[Any]) -> tuple[Expr, Expr, Expr]:
     """The token, of text or of times; of what is allowed the largest logit, and the weights.
 
     `NONE` is the token where no allowed logit can be the largest.
@@ -251,7 +253,7 @@ def _chosen(found: list[Any]) -> tuple[Any, Any, Any]:
 
 
 def _note(
-    place: Any, gained: Any, row: Any, notes: Any, sums: Any, token: Any, y: Any
+    place: Operand, gained: Operand, row: Any, notes: Any, sums: Any, token: Any, y: Any
 ) -> None:  # fmt: skip
     """One thread writes what is known of the row now."""
     end, zero = lang.parameter("end", u32), lang.parameter("zero", u32)

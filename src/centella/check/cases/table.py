@@ -122,8 +122,8 @@ def sample_of(name: str, dtype: str, caps: Caps) -> list[Case]:
     """
     cases = [case for case in cases_of(name, dtype, caps) if not case.sweep]
     dtypes = TABLE[name].dtypes
-    place, parts = dtypes.index(dtype) - 1, min(3, len(dtypes) - 1)
-    if place < 0:
+    number, parts = dtypes.index(dtype) - 1, min(3, len(dtypes) - 1)
+    if number < 0:
         return cases
     cases = [case for case in cases if dtype in WIDTHS or not case.laid_out]
-    return cases[place % parts :: parts] or cases[:1]
+    return cases[number % parts :: parts] or cases[:1]

@@ -22,6 +22,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Constants, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines
@@ -127,11 +128,12 @@ class Work:
     Attributes:
         b, kv_head: the sequence, and the head of its keys; split: which part of these.
         begin, end: its keys; nothing to do unless one is before the other.
-        all_end: where the keys of all parts end.
+        all_end: where the keys of all parts end; block: which block of the queries it has.
         counts: whether a key counts for any query.
     """
 
     split: Any
+    block: Any
     kv_head: Any
     b: Any
 
@@ -139,7 +141,7 @@ class Work:
         p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
         self.split, group = group % p["splits"], group // p["splits"]
-        block, group = group % p["blocks"], group // p["blocks"]
+        self.block, group = group % p["blocks"], group // p["blocks"]
         heads, self._queries = p["heads"] // p["share"], p["share"] * p["lq"]
         self.kv_head, self.b = group % heads, group // heads
         self._sight, self._scoring = Sight(masks, scoring, self.b, p["lq"], p["lk"]), scoring
@@ -148,7 +150,7 @@ class Work:
         self.end: Any = lang.minimum(self.begin + part, self._sight.end)
         self.all_end: Any = self._sight.end
         self.lines: Lines = Lines(masks, self.b, self.kv_head)
-        self._first = block * rows
+        self._first = self.block * rows
         self._all = (self.b * heads + self.kv_head) * self._queries
         self._p = p
 
@@ -221,7 +223,7 @@ class Teams(Struct, frozen=True):
 
 
 def _combine(
-    *, early: bool, lay: Teams, scoring: Scoring, partial: Any, y: Any, **masks: Any
+    *, early: bool, lay: Teams, scoring: Scoring, partial: Argument, y: Argument, **masks: Argument
 ) -> None:
     """A group has one query.
 
@@ -239,8 +241,8 @@ def _combine(
     sight = Sight(masks, scoring, b, p["lq"], p["lk"])
     _, _, used = part_of(sight, p["splits"], scoring.windowed)
     team, lane = lang.minimum(me // lay.lanes, lay.teams - 1), me % lay.lanes
-    high, whole = sink_of(masks, head, LOG2E)
-    high, total = lang.var(high), lang.var(lang.select(team == 0, whole, 0.0))
+    first_high, whole = sink_of(masks, head, LOG2E)
+    high, total = lang.var(first_high), lang.var(lang.select(team == 0, whole, 0.0))
     mine = lang.vars(f32, CHUNK, init=0.0)
     for first in lang.range(team, used, lay.teams * lay.together):
         ahead = [first + n * lay.teams for n in range(lay.together)]

@@ -16,6 +16,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import load_piece, piece_of
@@ -78,7 +80,7 @@ class Layout(Struct, frozen=True):
         """Words for the partial products; later for one query's sums of every team."""
         return max(self.lanes * self.pitch, self.teams * self.whole)
 
-    def element(self, lane: Any, piece: int) -> Any:
+    def element(self, lane: Operand, piece: int) -> Expr:
         """The first element of a thread's piece; it may lie past the head."""
         return (lane + piece * self.lanes) * self.width
 
@@ -87,7 +89,7 @@ class Layout(Struct, frozen=True):
         return (piece + 1) * self.lanes * self.width > self.dim
 
 
-class _Thread:
+class Thread:
     """A thread's place, and what it keeps: sums [rows][8]; a leader's maximum and sum.
 
     Threads left over repeat the last team's loads and write nothing.
@@ -104,45 +106,62 @@ class _Thread:
         self.shrinks = lang.shared(f32, lay.teams * lay.rows)
 
     @property
-    def works(self) -> Any:
+    def works(self) -> Expr:
+        """Whether the thread is one of a team."""
         return self.me < self.lay.lanes * self.lay.teams
 
     @property
-    def leads(self) -> Any:
+    def leads(self) -> Expr:
+        """Whether it keeps the maximum and sum of a team and query."""
         return self.me < self.lay.teams * self.lay.rows
 
-    def read(self, work: Work, scale: Any, q: Any, k: Any, v: Any) -> None:
+    def queries(self, work: Work, scale: Any, q: Any) -> list[list[Any]]:
+        """A thread's elements of each query, times the factor of scores."""
+        found = []
+        for row in range(self.lay.rows):
+            place = work.query(lang.const(row, u32))
+            found.append([x * scale for x in self.load(q, place, True, None)])
+        return found
+
+    def read(self, work: Work, query: list[list[Any]], k: Any, v: Any) -> None:
+        """Take the keys of the group's part."""
         lay = self.lay
-        query = []
-        for row in range(lay.rows):
-            found = self._load(q, work.query(lang.const(row, u32)), True, None)
-            query.append([x * scale for x in found])
         key_pitch, value_pitch = (lang.parameter(n, u32) for n in ("kl", "vl"))
         for base in lang.range(work.begin, work.end, lay.teams * lay.keys):
             ahead = [base + j * lay.teams for j in range(lay.keys)]
-            mine = [at + self.team for at in ahead]
-            safe = [lang.minimum(key, work.end - 1) for key in mine]
+            safe = [lang.minimum(at + self.team, work.end - 1) for at in ahead]
             rows = [
                 (key, *work.lines.places(key), *(of(key) for of in work.lines.scales(key)))
                 for key in safe
             ]
-            keys = [self._load(k, at + key * key_pitch, True, s) for key, at, _, s, _ in rows]
-            values = [self._load(v, at + key * value_pitch, False, s) for key, _, at, _, s in rows]
-            kept = [work.counts(key) for key in mine]  # what hides a key hides a NaN in its value
-            values = [
-                [lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)
-            ]
-            self._multiply(query, keys)
-            lang.barrier()
-            with lang.if_(self.leads):
-                led = self.me % lay.rows
-                theirs = [at + self.me // lay.rows for at in ahead]
-                pairs = zip(theirs, self._gather(), strict=True)
-                self._soften([work.seen(led, key, work.counts(key), x) for key, x in pairs])
-            lang.barrier()
-            self._accumulate(values)
+            keys = [self.load(k, at + key * key_pitch, True, s) for key, at, _, s, _ in rows]
+            values = [self.load(v, at + key * value_pitch, False, s) for key, _, at, _, s in rows]
+            self.take(work, ahead, query, keys, values)
 
-    def _load(self, source: Any, place: Any, clean: bool, scale: Any) -> list[Any]:
+    def take(
+        self, work: Work, ahead: list[Any], query: list[list[Any]], keys: list[list[Any]],
+        values: list[list[Any]], end: Any = None,
+    ) -> None:  # fmt: skip
+        """Take some keys of each team: scores, weights, sums.
+
+        Args:
+            ahead: the first team's keys; the next team's are one further.
+            end: of the keys that count; None: of the group's part.
+        """
+        kept = [work.counts(at + self.team, end) for at in ahead]
+        # what hides a key hides a NaN in its value
+        values = [[lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)]
+        self._multiply(query, keys)
+        lang.barrier()
+        with lang.if_(self.leads):
+            led = self.me % self.lay.rows
+            theirs = [at + self.me // self.lay.rows for at in ahead]
+            pairs = zip(theirs, self._gather(), strict=True)
+            self._soften([work.seen(led, key, work.counts(key, end), x) for key, x in pairs])
+        lang.barrier()
+        self._accumulate(values)
+
+    def load(self, source: Any, place: Operand, clean: bool, scale: Any) -> list[Expr]:
         """A thread's elements of a row; where `clean`, zeros for those past the head."""
         lay, loaded = self.lay, list[Any]()
         last = (lay.dim - 1) // lay.width * lay.width
@@ -164,7 +183,7 @@ class _Thread:
                 at = self.lane * lay.pitch + self.team * lay.scores + n
                 self.scratch.store(at, products[n : n + 4])
 
-    def _gather(self) -> list[Any]:
+    def _gather(self) -> list[Expr]:
         """A leader's scores: the partial products of its team, in the order of the head."""
         lay, scores, memory = self.lay, list[Any](), self.scratch
         for lane in range(lay.lanes):
@@ -173,7 +192,7 @@ class _Thread:
             scores = [a + b for a, b in zip(scores, found, strict=True)] if lane else found
         return scores
 
-    def _soften(self, found: list[tuple[Any, Any]]) -> None:
+    def _soften(self, found: list[tuple[Expr, Expr]]) -> None:
         """A leader's step of the running softmax: weights of the new keys, what shrinks the old.
 
         Args:
@@ -191,7 +210,7 @@ class _Thread:
         self.total.set(total)
         self.top.set(high)
 
-    def _accumulate(self, values: list[list[Any]]) -> None:
+    def _accumulate(self, values: list[list[Expr]]) -> None:
         lay, weights = self.lay, list[Any]()
         for n in range(0, lay.scores, 4):
             weights += self.weights.load(self.team * lay.scores + n)
@@ -203,7 +222,7 @@ class _Thread:
                     value = lang.fma(weights[row * lay.keys + j], values[j][d], value)
                 self.out[row][d].set(value)
 
-    def weigh(self) -> tuple[Any, Any]:
+    def _weigh(self) -> tuple[Operand, Operand]:
         """Weights of the teams; of query `me % rows` the maximum, and the sum of all its weights.
 
         Memory `weights` has them by team and query.
@@ -226,7 +245,7 @@ class _Thread:
                 whole += self.weights[(lay.teams + team) * lay.rows + row]
         return highest, whole
 
-    def add_up(self, row: int, partial: Any, place: Any, wanted: Any) -> None:
+    def _add_up(self, row: int, partial: Any, place: Operand, wanted: Operand) -> None:
         """Write the sums of a query over all teams, in order, where it is `wanted`."""
         lay = self.lay
         with lang.if_(self.works):
@@ -248,6 +267,19 @@ class _Thread:
                     value += self.scratch[team * lay.whole + d]
                 partial[place + d] = value
 
+    def finish(self, work: Work, partial: Any) -> None:
+        """Leave the part's results."""
+        highest, whole = self._weigh()
+        with lang.if_((self.me < self.lay.rows) & work.has(self.me)):
+            at = work.results(self.me).stats
+            partial[at] = highest
+            partial[at + 1] = whole
+        for row in range(self.lay.rows):
+            if row:
+                lang.barrier()
+            place = lang.const(row, u32)
+            self._add_up(row, partial, work.results(place).sums, work.has(place))
+
 
 def _dot(query: list[Any], key: list[Any]) -> Any:
     """In two chains, even and odd elements."""
@@ -258,23 +290,15 @@ def _dot(query: list[Any], key: list[Any]) -> Any:
 
 
 def _split(
-    *, dim: int, rows: int, scoring: Scoring, vector: bool, q: Any, k: Any, v: Any,
-    partial: Any, **masks: Any,
+    *, dim: int, rows: int, scoring: Scoring, vector: bool, q: Argument, k: Argument, v: Argument,
+    partial: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     work = Work(masks, scoring, rows)
-    my = _Thread(Layout(dim, rows, piece_of(k, vector)))
+    my = Thread(Layout(dim, rows, piece_of(k, vector)))
     with lang.if_(work.begin < work.end):
-        my.read(work, product_scale(scoring, LOG2E), q, k, v)
-        highest, whole = my.weigh()
-        with lang.if_((my.me < rows) & work.has(my.me)):
-            at = work.results(my.me).stats
-            partial[at] = highest
-            partial[at + 1] = whole
-        for row in range(rows):
-            if row:
-                lang.barrier()
-            place = lang.const(row, u32)
-            my.add_up(row, partial, work.results(place).sums, work.has(place))
+        query = my.queries(work, product_scale(scoring, LOG2E), q)
+        my.read(work, query, k, v)
+        my.finish(work, partial)
 
 
 kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewritable=True)

@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.rows import fold
 
@@ -45,8 +47,8 @@ class Thin(Struct, frozen=True):
 
 
 def finish(
-    sums: Any, tile: Thin, shuffle: bool, batch: Any, first: Any, p: dict[str, Any], y: Any,
-    activation: str, extra: dict[str, Any],
+    sums: Any, tile: Thin, shuffle: bool, batch: Any, first: Any, p: dict[str, Expr], y: Argument,
+    activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """Combine the sums of each team, as many rows of x at a time as shared memory holds."""
     slots = slots_of(tile, shuffle)
@@ -66,7 +68,7 @@ def slots_of(tile: Thin, shuffle: bool) -> int:
     return tile.threads // (max(SUBGROUP // tile.teams, 1) if shuffle else 1)
 
 
-def totals(scratch: Any, values: list[Any], tile: Thin, slots: int, own: bool = False) -> int:
+def totals(scratch: Any, values: list[Expr], tile: Thin, slots: int, own: bool = False) -> int:
     """Add up values over the threads of each team: value v of team i is at `v * pitch + i`.
 
     Args:
@@ -148,8 +150,8 @@ def when(condition: Any, needed: bool) -> Iterator[None]:
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Any, first: Any,
-    p: dict[str, Any], y: Any, activation: str, extra: dict[str, Any],
+    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Operand, first: Operand,
+    p: dict[str, Expr], y: Argument, activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """The epilogue and the store: a word of the output a thread."""
     per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word

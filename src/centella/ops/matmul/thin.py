@@ -19,6 +19,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, f32, i8, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.problem import THIN, Problem, aligned
@@ -74,7 +76,7 @@ class Rows(Struct, frozen=True, eq=False):
     pace: Any
     k: Any
 
-    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+    def read(self, row: int, column: Operand, width: int, masked: bool) -> list[Expr]:
         """`width` values from a column on; those past k are zeros, whatever memory holds."""
         start, values = self.starts[row], []
         if self.vector:
@@ -100,7 +102,8 @@ class Rows(Struct, frozen=True, eq=False):
 
 def _thin(
     *, tile: Thin, activation: str, depth: str, early: bool, shuffle: bool, together: int,
-    vector_x: bool, vector_w: bool, dense_x: bool, x: Any, w: Any, y: Any, **extra: Any,
+    vector_x: bool, vector_w: bool, dense_x: bool, x: Argument, w: Argument, y: Argument,
+    **extra: Argument,
 ) -> None:  # fmt: skip
     reserve(together)
     p = {n: lang.parameter(n, u32) for n in (
@@ -123,7 +126,7 @@ def _thin(
 
 
 def add_products(
-    sums: Any, tile: Thin, weights: Rows, inputs: Rows, lane: Any, k: Any, depth: str
+    sums: Any, tile: Thin, weights: Rows, inputs: Rows, lane: Operand, k: Operand, depth: str
 ) -> None:
     """Add up this thread's share of k: blocks of whole steps, then what is left, masked."""
     width = max(weights.source.dtype.per_chunk, inputs.source.dtype.per_chunk)
