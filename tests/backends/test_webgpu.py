@@ -267,9 +267,9 @@ def test_finished_commands_are_submitted_but_for_a_few(device: ct.Device, driver
 def test_parameters_take_their_slots_by_turns(
     device: ct.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from centella.backends.webgpu import backend
+    from centella.backends.webgpu import slots
 
-    monkeypatch.setattr(backend, "SLOTS", (8, 32))
+    monkeypatch.setattr(slots, "SLOTS", (8, 32))
     where = own(device)
     x = ct.asarray(X, device=where)
     for turn in range(12):  # 40 launches do not fit 32 slots
@@ -278,7 +278,7 @@ def test_parameters_take_their_slots_by_turns(
         y = chain(view, launches).numpy()
         np.testing.assert_allclose(y, softmaxed(X[turn % 3 :], launches), rtol=1e-5)
     chosen: Any = where.backend
-    assert chosen._params.size == 40 * 256
+    assert chosen._slots.buffer.size == 40 * 256
 
 
 def test_what_wgpu_reports_is_raised(device: ct.Device, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,7 +35,7 @@ from centella.tasks.batches import (
 )
 from centella.tasks.check_texts import checked_texts
 from centella.tasks.chunks import Chunk, Chunker, prepared
-from centella.tasks.embeddings import Embeddings, Pieces, Rows, in_pieces, tell_of_cut, texts_cut
+from centella.tasks.embeddings import Embeddings, Rows, pieces_of, tell_of_cut, texts_cut
 from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.replicas import Outputs, Replicas
@@ -236,13 +236,14 @@ class Embedder(Hinted):
     ) -> Embeddings:  # fmt: skip
         refuse_names("embed", other)
         begin = self.config.prompt("encode", prompt_name, prompt)
-        kept = self._dim(dim)
+        kept = self.config.kept(dim, self.dim)
         one_of("encode", "dtype", dtype, DTYPES)
         batch_size = whole("encode", "batch_size", batch_size, 1)
-        wanted = self._normalized("encode", normalize)
+        wanted = self.config.normalizes("encode", normalize)
         if not callable(progress):
             progress = flag("encode", "progress", progress)
-        pieces = self._pieces(listed("encode", texts), begin, chunk, overlap)
+        cut = None if chunk is None else self._chunker("encode", begin, chunk, overlap)
+        pieces = pieces_of(listed("encode", texts), overlap, cut)
         read = checked_texts(prepared(pieces.texts, begin, self.config.lower_case))
         special = self.tokenizer.special_ids if "sparse" in outputs else frozenset[int]()
         rows = Rows(len(read), outputs, kept or self.dim, special)
@@ -301,20 +302,9 @@ class Embedder(Hinted):
         return list(chunker.chunks(text, chunker.counts([text])[0]))
 
     def _chunker(self, op: str, prompt: str, size: int | None, overlap: int) -> Chunker:
-        config = self.config
-        most = config.max_length
-        return Chunker(
-            op, self.tokenizer, config.lower_case, prompt, most, most if size is None else size,
-            overlap,
-        )  # fmt: skip
-
-    def _pieces(self, texts: list[Any], prompt: str, chunk: int | None, overlap: int) -> Pieces:
-        """Texts as they are; with `chunk`, those that are longer in pieces."""
-        if chunk is not None:
-            return in_pieces(texts, self._chunker("encode", prompt, chunk, overlap))
-        if whole("encode", "overlap", overlap):
-            raise ShapeError(f"encode: overlap: expected chunk= beside it, got {overlap} alone")
-        return Pieces(texts, list(range(len(texts))), [])
+        c = self.config
+        tokens = c.max_length if size is None else size
+        return Chunker(op, self.tokenizer, c.lower_case, prompt, c.max_length, tokens, overlap)
 
     def encode_query(self, texts: str | Iterable[str], **options: Any) -> Array:
         """Vectors of questions: `encode` with the folder's prompt "query", if it has one.
@@ -384,20 +374,8 @@ class Embedder(Hinted):
 
     def pool(self, states: Tensor, lengths: Tensor, normalize: bool | None = None) -> Tensor:
         """Token states [b, l, dim] and lengths [b] i32 to vectors [b, dim]."""
-        wanted = self._normalized("pool", normalize)
+        wanted = self.config.normalizes("pool", normalize)
         return vectors_of(self.config, self.dense, states, lengths, wanted, None)
-
-    def _dim(self, asked: int | None) -> int | None:
-        """Numbers that are kept of a vector, None for all."""
-        if asked is None or whole("encode", "dim", asked, 1) == self.dim:
-            return None
-        if asked > self.dim:
-            raise ShapeError(f"encode: expected dim of 1 to {self.dim}, got {asked}")
-        return int(asked)
-
-    def _normalized(self, op: str, asked: bool | None) -> bool:
-        """Whether vectors get length 1: as asked, or as the folder says."""
-        return self.config.normalize if asked is None else flag(op, "normalize", asked)
 
     def _tokenize(self, texts: list[str]) -> Tokens:
         """Ids of texts, cut at the most that the model reads."""

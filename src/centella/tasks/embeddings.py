@@ -9,12 +9,14 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
+from centella.errors import ShapeError
 from centella.host.log import logger
 from centella.tasks.batches import Batch
 from centella.tasks.chunks import Chunker
 from centella.tasks.forward import DENSE
 from centella.tasks.token_outputs import Sparse, merged, vectors_by_token, weights_by_id
 from centella.tasks.tokens import Tokens
+from centella.tensors.arguments import whole
 
 
 class Cut(Struct, frozen=True):
@@ -62,6 +64,19 @@ class Pieces(Struct, frozen=True):
     texts: list[str]
     owners: list[int]
     weights: list[int]
+
+
+def pieces_of(texts: list[str], overlap: int, chunker: Chunker | None) -> Pieces:
+    """Texts as they are; with a chunker, those that are longer in pieces.
+
+    Raises:
+        ShapeError: an overlap without a chunker.
+    """
+    if chunker is not None:
+        return in_pieces(texts, chunker)
+    if whole("encode", "overlap", overlap):
+        raise ShapeError(f"encode: overlap: expected chunk= beside it, got {overlap} alone")
+    return Pieces(texts, list(range(len(texts))), [])
 
 
 def in_pieces(texts: list[str], chunker: Chunker) -> Pieces:

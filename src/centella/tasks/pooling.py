@@ -127,6 +127,22 @@ class EmbedderConfig(Struct, frozen=True):
         flag("Embedder", "config.normalize", self.normalize)
         whole("Embedder", "config.max_length", self.max_length, 1)
 
+    def kept(self, asked: int | None, dim: int) -> int | None:
+        """Numbers that are kept of a vector of `dim`, None for all.
+
+        Raises:
+            ShapeError: more than there are; DTypeError: no whole number.
+        """
+        if asked is None or whole("encode", "dim", asked, 1) == dim:
+            return None
+        if asked > dim:
+            raise ShapeError(f"encode: expected dim of 1 to {dim}, got {asked}")
+        return int(asked)
+
+    def normalizes(self, op: str, asked: bool | None) -> bool:
+        """Whether vectors get length 1: as asked, or as the folder says."""
+        return self.normalize if asked is None else flag(op, "normalize", asked)
+
     def width(self, hidden: int) -> int:
         """Numbers of a vector, from states of so many.
 

@@ -34,6 +34,7 @@ from centella.backends.webgpu.groups import Groups
 from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
 from centella.backends.webgpu.raw import SLOT, Checked, Commands, Dispatch, Encoder, Pipeline
+from centella.backends.webgpu.slots import PARAMS, Slots
 from centella.backends.webgpu.staging import Staging
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket, finished
@@ -45,10 +46,8 @@ from centella.ledger.counts import count
 from centella.specs import Caps
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 MOST = 1 << 34  # bytes of a buffer that is of use: kernels count elements in 32 bits
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
-SLOTS = 256, 1 << 14  # launches whose parameters are kept: at first, and where they begin anew
 
 
 class WebGpuBackend(Backend):
@@ -100,8 +99,7 @@ class WebGpuBackend(Backend):
         self._warm: Warm = Warm(self.native)
         self._staging = Staging(self._new_buffer, self.caps.max_buffer, self.name)
         self._reading: WeakSet[WebGpuTicket] = WeakSet()
-        self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
-        self._used: int = 0  # slots of it
+        self._slots = Slots(self._new_buffer, self.groups)
 
     def runs_on(self, native: object) -> bool:
         """Whether this is its wgpu device."""
@@ -140,7 +138,7 @@ class WebGpuBackend(Backend):
             )
         try:  # wgpu says nowhere whether a buffer was destroyed
             part = (0, min(native.size, self.caps.max_binding))
-            self.groups.new(self.groups.layout((False,))[0], [native], (part,), self._params)
+            self.groups.new(self.groups.layout((False,))[0], [native], (part,), self._slots.buffer)
         except Exception as error:
             raise DeviceError(
                 f"{self.name}: an imported buffer cannot be bound: {error}"
@@ -176,19 +174,6 @@ class WebGpuBackend(Backend):
                 sent = WebGpuTicket(self.native, None, 0, [], self._staging.give_back)
         if sent is not None:
             sent.wait()
-
-    def _take_slots(self, launches: int) -> int:
-        """The first of so many slots for parameters. Where none are left all are given anew."""
-        have = self._params.size // SLOT
-        if self._used + launches > have:
-            self._used = 0
-            self.groups.epoch += 1  # what is remembered of launches has their slots no more
-            wanted = max(launches, min(2 * have, SLOTS[1]))
-            if wanted > have:
-                self._params = self._new_buffer(wanted * SLOT, PARAMS)
-                self.groups.clear()
-        self._used += launches
-        return self._used - launches
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -340,11 +325,11 @@ class WebGpuBackend(Backend):
         if known is None:
             if len(work.again) >= BUFFER_SETS:
                 work.again.clear()
-            first = self._take_slots(len(launches))
+            first = self._slots.take(len(launches))
             offsets = raw.Offsets(len(launches), first)
-            self._write_params(self._params, first, launches)
-            groups = self.groups.of_launches(launches, natives, self._params)
-            known = prepared(launches, groups, self._params, offsets, self.caps.max_groups)
+            self._write_params(self._slots.buffer, first, launches)
+            groups = self.groups.of_launches(launches, natives, self._slots.buffer)
+            known = prepared(launches, groups, self._slots.buffer, offsets, self.caps.max_groups)
             work.again[self.groups.epoch, *map(id, natives)] = known
         return known
 
@@ -395,7 +380,7 @@ class WebGpuBackend(Backend):
             self.native.destroy()
             return
         self.groups.clear()
-        for buffer in (self._params, *self._staging):
+        for buffer in (self._slots.buffer, *self._staging):
             buffer.destroy()
         self._staging.clear()
         if self._stopped is not None:
