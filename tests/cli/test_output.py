@@ -270,6 +270,33 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
     assert subprocess.run(command, check=False).returncode == 0
 
 
+EARLY = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from centella_command import main
+sys.argv = ["centella", "info"]
+main()
+"""
+
+
+@posix
+@pytest.mark.parametrize(
+    "name",
+    ["centella", "numpy", "centella.cli", "centella.cli.process", "typer", "centella.cli.app"],
+)
+def test_an_interrupt_of_imports_ends_the_script_without_a_traceback(name: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", EARLY.format(name=name)], capture_output=True, check=False
+    )
+    assert run.returncode in (130, -signal.SIGINT)  # a shell says 130
+    assert (run.stdout, run.stderr) == (b"", b"")
+
+
 @posix
 def test_a_further_interrupt_ends_what_waits_for_threads() -> None:
     """As somebody presses Ctrl-C who does not see the prompt come back."""

@@ -1086,6 +1086,7 @@ SHOWN = {
     "If that takes more than 6 000 statements": "rounds.what_no_text_can_do_is_refused_at_the_launch",
     "The number of rounds follows": "rounds.turns_follow_from_parameters_and_ids "
     "rounds.what_only_the_device_knows_is_not_counted",
+    "If the driver stops such a loop": "rounds.an_uncounted_loop_that_is_cut_short_raises_at_the_read",
     "Operations on constants alone": "trace.constants_are_folded wgsl.constants_keep_every_bit",
     # names
     "All are in `centella.lang`": "trace.every_name_is_on_the_page",

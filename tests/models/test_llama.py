@@ -63,6 +63,17 @@ def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
 
 
 @pytest.mark.devices(*EVERY)
+def test_logits_of_a_text_within_the_trained_length(device: ct.Device) -> None:
+    """Longrope's divisors of short texts; other tests have those of long ones."""
+    stored, model = expected("phi4-mini"), model_of("phi4-mini", device)
+    short = stored["short"]
+    ids = np.ascontiguousarray(stored["ids"][:, : short.shape[1]])
+    logits = model(ct.asarray(ids, device=device)).numpy()
+    np.testing.assert_allclose(logits, short, atol=TOLERANCE, rtol=0)
+    assert np.abs(short - stored["logits"][:, : short.shape[1]]).max() > 100 * TOLERANCE
+
+
+@pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunks_give_what_the_whole_gives(device: ct.Device, name: str, chunk: int) -> None:
@@ -180,6 +191,15 @@ def test_narrow_dtypes(device: ct.Device, name: str, dtype: str) -> None:
             "use_sliding_window: expected tr",
         ),
         ("llama", {"rope_interleaved": True}, "rope_interleaved: this library does not know"),
+        ("phi4-mini", {"full_attn_mod": 2}, "full_attn_mod: expected 1, got 2"),
+        ("phi4-mini", {"interpolate_factor": 4}, "interpolate_factor: expected 1, got 4"),
+        (
+            "phi4-mini",
+            {"original_max_position_embeddings": 64},
+            "original_max_position_embeddings: expected 32, as the rotary embedding has it, got 64",
+        ),
+        ("llama", {"use_qk_norm": True}, "use_qk_norm: expected False, got True"),
+        ("gemma2", {"sliding_window_size": 9}, "sliding_window_size: expected 8, got 9"),
         *[
             (
                 "phi3",
@@ -215,12 +235,25 @@ DIVISORS = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
          "high_freq_factor: expected a number over 4"),
         ({"rope_type": "linear", "factor": 10**400}, "factor: expected a positive number"),
         ({"rope_type": ["linear"]}, "rope_type: expected default"),
+        ({"rope_type": "default", "factor": 2.0}, "'factor': rope_type default does not read"),
+        ({"rope_type": "yarn", "factor": 2.0, "attn_factor": 0.5}, "'attn_factor': rope_type yarn"),
+        ({"rope_type": "llama3", "beta_fast": 32.0}, "'beta_fast': rope_type llama3 does not read"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "'partial_rotary_factor': rope"),
+        ({"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}, "'llama_4_scaling_b"),
     ],
 )  # fmt: skip
 def test_scalings_that_cannot_be(values: dict[str, Any], message: str) -> None:
     values = {"rope_theta": 10000.0, **values}
     with pytest.raises(WeightsError, match=f"^here: {message}"):
         Rope(values, values.pop("dim", 8), 128, "here")
+
+
+def test_values_of_a_scaling_that_change_nothing() -> None:
+    """A default factor; how a model was trained; shares of axes, of which a text has one."""
+    more = {"attn_factor": 1.0, "finetuned": True, "mrope_section": [2, 1, 1], "mscale": None}
+    values = {"rope_type": "linear", "factor": 2.0}
+    one, two = (Rope(v, 8, 128, "here").tables(64) for v in (values, {**values, **more}))
+    np.testing.assert_array_equal(one, two)
 
 
 def test_yarn_without_a_factor_has_that_of_its_lengths() -> None:

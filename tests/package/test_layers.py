@@ -92,6 +92,18 @@ CIRCLES: dict[tuple[str, str], str] = {
     ("runtime.device", "tensors.jit"): "device.compile() does, too",
 }
 
+# Files that name one another in type hints, beside imports that run, and why.
+TYPED: dict[frozenset[str], str] = {
+    frozenset({"op.form", "op.op"}): "a Form names its Op, and an Op lowers a Form",
+    frozenset({"nn.module", "nn.checkpoint", "nn.planes"}): "what loads a Module names it",
+    frozenset({"tasks.embed", "tasks.forward", "tasks.embeddings", "tasks.replicas"}): (
+        "an Embedder gives its work to these, which ask it for the model and its config"
+    ),
+    frozenset({"tasks.transcribe", "tasks.transcription"}): (
+        "a Transcriber begins a Transcription, which takes its sessions"
+    ),
+}
+
 # Packages beyond the standard library that a room or file may import when it is imported itself.
 # `runtime` imports backends late, so their drivers load only then.
 # `cli` is imported by the command line alone, which looks for both first.
@@ -260,6 +272,35 @@ def test_files_import_in_no_circle_but_those_with_a_reason() -> None:
             graph[who].add(i.target)
     graphlib.TopologicalSorter(graph).prepare()
     assert unused == set()
+
+
+def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The groups of files in which each reaches every other."""
+
+    def reached(name: str) -> set[str]:
+        seen, todo = set[str](), [name]
+        while todo:
+            new = graph[todo.pop()] - seen
+            seen |= new
+            todo.extend(new)
+        return seen
+
+    below = {name: reached(name) for name in graph}
+    groups = (
+        frozenset(other for other in names if name in below[other])
+        for name, names in below.items()
+        if name in names
+    )
+    return {frozenset(n.removeprefix("centella.") for n in group) for group in groups}
+
+
+def test_files_name_one_another_in_hints_only_with_a_reason() -> None:
+    graph: dict[str, set[str]] = {module_name(path): set() for path in FILES}
+    for i in INSIDE:
+        who = module_name(i.path)
+        if i.when != "late" and i.target != who:
+            graph[who].add(i.target)
+    assert circles(graph) == TYPED.keys()
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
         LimitError, TraceError: where a kernel cannot be emitted for the target.
     """
     caps = _caps(target, arch)
-    found: dict[str, Any] = {}
+    programs: dict[str, Any] = {}
     for node in recorded(call):
         for launch in node.form.lower(caps).calls:
             program = launch.kernel.program(
@@ -246,8 +246,8 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
                 launch.workgroup,
                 launch.face,
             )
-            found[program.key] = program
-    return list(found.values())
+            programs[program.key] = program
+    return list(programs.values())
 
 
 def _caps(target: str, arch: str) -> Any:

@@ -14,11 +14,13 @@ class Emission(Struct, frozen=True):
         trusted: the driver may compile it without bounds checks of its own.
         rewritable: a driver may rewrite its float arithmetic.
         copies: how often bodies of loops stand in it (`lang.rounds`).
+        reports: it counts in a word of the device how often its driver has stopped a loop.
     """
 
     trusted: bool = False
     rewritable: bool = False
     copies: Copies = ()
+    reports: bool = False
 
 
 class Text(Struct, frozen=True):

@@ -7,6 +7,7 @@ NumPy formula. Programs are equal when their keys are: target and content, never
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -114,8 +115,10 @@ class Kernel:
             program = self._programs[key] = self._emitted(ir, caps)
         return program
 
-    def _emitted(self, ir: KernelIR, caps: Caps, copies: Copies = ()) -> Program:
-        return program_of(ir, caps, self.trusted, self.moves, copies, self.rewritable)
+    def _emitted(
+        self, ir: KernelIR, caps: Caps, copies: Copies = (), reports: bool = False
+    ) -> Program:
+        return program_of(ir, caps, self.trusted, self.moves, copies, self.rewritable, reports)
 
     def within_rounds(
         self, program: Program, caps: Caps, words: Sequence[int], groups: int
@@ -127,21 +130,22 @@ class Kernel:
         """
         most = caps.max_loop_rounds
         copies = copies_within(program.ir, words, groups, most)
+        turns = turns_of(program.ir, words, groups)
         if copies is None:
-            turns = turns_of(program.ir, words, groups)
             rounds = rounds_of(loops_of(program.ir).outer, turns)
             raise LimitError(
                 f"kernel {self.name!r}: expected at most {most:,} rounds of its loops in a thread, "
                 f"where the driver of this device stops them, got {rounds:,}; let more threads "
                 f"share the work, or launch it in parts"
             )
-        if not copies:
+        reports = math.inf in turns.values()
+        if not copies and not reports:
             return program
-        key = (caps, program.key, copies)
-        repeated = self._programs.get(key)
-        if repeated is None:
-            repeated = self._programs[key] = self._emitted(program.ir, caps, copies)
-        return repeated
+        key = (caps, program.key, copies, reports)
+        other = self._programs.get(key)
+        if other is None:
+            other = self._programs[key] = self._emitted(program.ir, caps, copies, reports)
+        return other
 
 
 class _Keyed(Struct, frozen=True, eq=False):
@@ -158,7 +162,8 @@ class Program(_Keyed, frozen=True, eq=False):
     """What a backend compiles: target text with its identity.
 
     `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
-    them without bounds checks of its own. A user's kernel is never trusted.
+    them without bounds checks of its own. A user's kernel is never trusted. One that `reports`
+    counts in a word of the device how often its driver has stopped a loop.
     """
 
     target: str
@@ -167,6 +172,7 @@ class Program(_Keyed, frozen=True, eq=False):
     ir: KernelIR
     trusted: bool = False
     moves: bool = False
+    reports: bool = False
 
 
 class HostProgram(_Keyed, frozen=True, eq=False):
@@ -185,23 +191,25 @@ class HostProgram(_Keyed, frozen=True, eq=False):
 
 def program_of(
     ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False, copies: Copies = (),
-    rewritable: bool = False,
+    rewritable: bool = False, reports: bool = False,
 ) -> Program:  # fmt: skip
     """Emit a traced kernel for a device.
 
     Args:
         copies: how often bodies of loops stand in it (`lang.rounds`).
         rewritable: a driver may rewrite its float arithmetic.
+        reports: it has loops that nobody can count, for a driver that stops them.
 
     Raises:
         LimitError: for more shared memory, threads or bindings than the device has, or for
             subgroup operations or operations of `centella.lang.ptx` where it has none; a target
             without an emitter.
     """
+    noted = 4 * ir.workgroup if reports else 0
     limits = (
         ("threads a workgroup", ir.workgroup, caps.max_workgroup),
-        ("bytes of workgroup memory", ir.shared_bytes, caps.max_shared),
-        ("storage buffers", len(ir.args), caps.max_storage_buffers),
+        ("bytes of workgroup memory", ir.shared_bytes + noted, caps.max_shared),
+        ("storage buffers", len(ir.args) + reports, caps.max_storage_buffers),
     )
     for what, asked, most in limits:
         if asked > most:
@@ -211,8 +219,8 @@ def program_of(
             f"kernel {ir.name!r}: expected a device of {', '.join(EMITTERS)}, got {caps.target}"
         )
     emit: Emit = import_module(EMITTERS[caps.target]).emit
-    text = emit(ir, caps, Emission(trusted, rewritable, copies))
-    return Program(text.key, caps.target, ir.name, text.source, ir, trusted, moves)
+    text = emit(ir, caps, Emission(trusted, rewritable, copies, reports))
+    return Program(text.key, caps.target, ir.name, text.source, ir, trusted, moves, reports)
 
 
 class Ref(Struct, frozen=True):

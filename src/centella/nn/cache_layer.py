@@ -109,7 +109,9 @@ class CacheLayer:
     def step(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor | None:
         """Write a step's keys and values, and attend where that is one launch: as q; else None."""
         operands = (self.keys.value, self.values.value, q, k, v, starts)
-        results = apply_preferred(get("cache_attend"), operands, {"scale": q.shape[-1] ** -0.5})
+        attrs = {"scale": q.shape[-1] ** -0.5}
+        wide = self.scales is None
+        results = apply_preferred(get("cache_attend"), operands, attrs) if wide else None
         if results is None:
             self.write(k, v, starts)
             return None
@@ -159,7 +161,8 @@ class CacheLayer:
         attrs["eps"] = epsilon("attend_qkv", eps)
         attrs |= score_attrs("attend_qkv", x.shape[3], scale, window, softcap)
         operands = (self.keys.value, self.values.value, x, cos, sin, starts, *norms)
-        results = apply_preferred(get("rope_attend"), operands, attrs)
+        wide = self.scales is None
+        results = apply_preferred(get("rope_attend"), operands, attrs) if wide else None
         if results is not None:
             y: Tensor = results[2]
             return y.permute(0, 2, 1, 3)

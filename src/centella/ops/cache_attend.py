@@ -24,6 +24,8 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, narrow, u32, widen
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -47,8 +49,8 @@ def fits(dim: int, capacity: int, itemsize: int) -> bool:
 
 
 def _attend(
-    *, dim: int, early: bool, team: Team, q: Any, k: Any, v: Any, starts: Any, y: Any, keys: Any,
-    values: Any,
+    *, dim: int, early: bool, team: Team, q: Argument, k: Argument, v: Argument, starts: Argument,
+    y: Argument, keys: Argument, values: Argument,
 ) -> None:  # fmt: skip
     """A group has a head of a sequence."""
     me, per = lang.local_id(), keys.dtype.per_chunk
@@ -129,7 +131,7 @@ def _sum(
         y.store(place + me * word, out)
 
 
-def _place(name: str, b: Any, head: Any) -> Any:
+def _place(name: str, b: Operand, head: Operand) -> Expr:
     """Where a head of a sequence begins in an operand."""
     return b * lang.parameter(f"{name}0", u32) + head * lang.parameter(f"{name}1", u32)
 
@@ -169,14 +171,14 @@ def rule(specs: tuple[Spec, ...], attrs: CacheAttendAttrs) -> tuple[Out, ...]:
 
 
 def reference(
-    keys: Any, values: Any, q: Any, k: Any, v: Any, starts: Any, scale: float = 1.0
+    keys: Array, values: Array, q: Array, k: Array, v: Array, starts: Array, scale: float = 1.0
 ) -> Any:
     """The NumPy formula: changes `keys` and `values`."""
     write_reference(keys, values, k, v, starts)
     return keys, values, attended(keys, values, q, starts, scale)
 
 
-def attended(keys: Any, values: Any, q: Any, starts: Any, scale: float) -> Any:
+def attended(keys: Array, values: Array, q: Array, starts: Array, scale: float) -> Array:
     """What the queries see of caches that are written."""
     b, h, capacity, d = keys.shape
     y = np.empty((b, 1, h, d), q.dtype)

@@ -53,7 +53,7 @@ def _masks(starts: Any) -> dict[str, Any]:
 
 
 def reference(
-    keys: Any, values: Any, x: Any, cos: Any, sin: Any, starts: Any, *norms: Any,
+    keys: Array, values: Array, x: Array, cos: Array, sin: Array, starts: Any, *norms: Array,
     interleaved: bool, eps: float, scale: float, window: int | None = None,
     softcap: float | None = None,
 ) -> Any:  # fmt: skip

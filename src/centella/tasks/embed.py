@@ -6,6 +6,7 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella.dtypes import Array
-from centella.errors import ShapeError
+from centella.errors import ContractError, DTypeError, ShapeError
+from centella.host.event_loop import in_thread
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
 from centella.runtime.pending import Pending
@@ -174,6 +176,30 @@ class Embedder(Hinted):
             tell_of_cut(found)
             self._told_of_cut = True
         return found.dense[0] if isinstance(texts, str) else found.dense
+
+    async def encode_async(
+        self, texts: str | Iterable[str], *, progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Array:  # fmt: skip
+        """`encode` in a thread of asyncio's; raises the same errors.
+
+        Cancelling the task ends it after the batches that run. Several tasks may share the model;
+        `centella.serving.Batcher` gathers their texts into batches.
+
+        Args:
+            texts, options: as for `encode`, by name; progress: a function, called in that thread.
+        """
+        ending = threading.Event()
+
+        def told(done: int, total: int) -> None:
+            if ending.is_set():
+                raise ContractError("encode_async: the task was cancelled")
+            if progress is not None:
+                progress(done, total)
+
+        if progress is not None and not callable(progress):
+            raise DTypeError(f"encode_async: expected a function for progress, got {progress!r}")
+        return await in_thread(partial(self.encode, texts, progress=told, **options), ending)
 
     @property
     def outputs(self) -> tuple[str, ...]:

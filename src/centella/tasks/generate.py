@@ -99,22 +99,16 @@ class Generator:
 
     @overload
     def generate(
-        self, prompts: str, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: Literal[1] = 1, logprobs: int | None = None,
-        draft: DraftBy = None, cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
-    ) -> Generation: ...  # fmt: skip
+        self, prompts: str, *, n: Literal[1] = 1, **options: Unpack[Options]
+    ) -> Generation: ...
     @overload
     def generate(
-        self, prompts: Several, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: int = 1, logprobs: int | None = None, draft: DraftBy = None,
-        cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
-    ) -> list[Generation]: ...  # fmt: skip
+        self, prompts: Several, *, n: int = 1, **options: Unpack[Options]
+    ) -> list[Generation]: ...
     @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
-        stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        logprobs: int | None = None, draft: DraftBy = None, cache: CacheBy = None,
-        **sampling: Unpack[SamplingArgs],
+        self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, n: int = 1,
+        **options: Unpack[Options],
     ) -> Any: ...  # fmt: skip
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Never, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
 from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DeviceError, DTypeError, WeightsError
@@ -43,12 +43,24 @@ Devices = Literal["all"] | Sequence[str | Device]
 WIDE = (".mlp.gate.weight", ".position_embeddings.weight", ".token_type_embeddings.weight")
 
 
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of `load`, as it documents them."""
+
+    warm: bool
+    quantize: str | None
+    progress: Callable[[int, int], None] | None
+
+
+class EmbedderOptions(LoadOptions, total=False):
+    """Those of a model that embeds."""
+
+    devices: Devices | None
+
+
 @overload
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: None = None, quantize: None = None,
-    progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    task: None = None, **options: Unpack[EmbedderOptions],
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -56,9 +68,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["embed"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    task: Literal["embed"], **options: Unpack[EmbedderOptions],
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -66,8 +76,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["generate"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["generate"], **options: Unpack[LoadOptions],
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -75,8 +84,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["classify"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["classify"], **options: Unpack[LoadOptions],
 ) -> Classifier:  # fmt: skip
     """A model that gives texts labels, or ranks them."""
 
@@ -84,8 +92,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["tag"], quantize: None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["tag"], **options: Unpack[LoadOptions],
 ) -> TokenClassifier:  # fmt: skip
     """A model that gives tokens labels."""
 
@@ -93,8 +100,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["transcribe"], **options: Unpack[LoadOptions],
 ) -> Transcriber:  # fmt: skip
     """A model that transcribes."""
 
@@ -102,9 +108,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: str | None = None, quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    task: str | None = None, **options: Unpack[EmbedderOptions],
 ) -> Any:  # fmt: skip
     """A model of any task."""
 

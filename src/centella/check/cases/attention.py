@@ -32,8 +32,8 @@ def attend(
         "blocks": In((b, lk // 64), (-1, pool + 1), "i32"),
     }
     attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
-    given = {"window": window, "softcap": softcap, "variant": variant}
-    attrs |= {name: value for name, value in given.items() if value}
+    chosen = {"window": window, "softcap": softcap, "variant": variant}
+    attrs |= {name: value for name, value in chosen.items() if value}
     return Case((q, k, v, *(extra[m] for m in masks)), attrs, **options)
 
 
@@ -209,11 +209,11 @@ FORCED: dict[str, list[tuple[Sizes, tuple[str, ...], dict[str, Any]]]] = {
 
 def of_variants() -> list[Case]:
     """Cases that force a variant; views of operands where the keys are split."""
-    made = [
+    all_cases = [
         attend(*sizes, *masks, variant=variant, **more)
         for variant, rows in FORCED.items() for sizes, masks, more in rows
     ]  # fmt: skip
-    made += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
-    return made + [
+    all_cases += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
+    return all_cases + [
         attend(1, 2, 2, 5, 70, 8, layout=x, variant="split", sweep=True) for x in LAYOUTS[1:]
     ]

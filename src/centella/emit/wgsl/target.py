@@ -22,9 +22,10 @@ def emit(ir: KernelIR, caps: Caps, emission: Emission) -> Text:
     flags = (caps.native_f16_pack, emission.trusted, keep, settle)
     key = f"wgsl:{ir.digest}:{''.join(str(int(flag)) for flag in flags)}"
     key += "".join(f":{loop}x{n}" for loop, n in emission.copies)
+    key += ":stops" if emission.reports else ""
     source = emit_wgsl(
         ir, native_f16=caps.native_f16_pack, keep_loops=keep, settle_floats=settle,
-        copies=emission.copies,
+        copies=emission.copies, report_stops=emission.reports,
     )  # fmt: skip
     return Text(key, source)
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bool_, f32, i32, u32
+from centella.lang.values import Expr, Operand
 
 LOWEST = -3.0e38
 
@@ -26,13 +27,13 @@ class Scoring(Struct, frozen=True):
     capped: bool = False
 
 
-def product_scale(scoring: Scoring, unit: float = 1.0) -> Any:
+def product_scale(scoring: Scoring, unit: float = 1.0) -> Expr:
     """What products of queries and keys are multiplied by; the host divides it by a cap."""
     scale = lang.parameter("scale", f32)
     return scale if scoring.capped or unit == 1.0 else scale * unit
 
 
-def bounded(score: Any, scoring: Scoring, unit: float = 1.0) -> Any:
+def bounded(score: Operand, scoring: Scoring, unit: float = 1.0) -> Any:
     """The score of a product times its factor; `unit`: LOG2E for logarithms to base 2."""
     if not scoring.capped:
         return score
@@ -42,7 +43,7 @@ def bounded(score: Any, scoring: Scoring, unit: float = 1.0) -> Any:
 
 def sink_of(
     masks: dict[str, Any], head: Any, unit: float = 1.0, lowest: float = LOWEST
-) -> tuple[Any, Any]:
+) -> tuple[Expr, Expr]:
     """Where the running maximum and sum of a head's softmax begin: with its sink, or with nothing.
 
     Args:
@@ -58,7 +59,7 @@ def sink_of(
     return lang.fmax(sink, lowest), lang.select(lang.isnan(sink), sink, weight)
 
 
-def share_of(total: Any) -> Any:
+def share_of(total: Operand) -> Expr:
     """What a sum of weighted values is multiplied by: 1 / total, and 0 where no key is seen."""
     return lang.select(total == 0.0, 0.0, 1.0 / total)
 
@@ -74,7 +75,9 @@ class Sight:
         ordered: whether it depends on a query's position what it sees.
     """
 
-    def __init__(self, masks: dict[str, Any], scoring: Scoring, b: Any, lq: Any, lk: Any) -> None:
+    def __init__(
+        self, masks: dict[str, Any], scoring: Scoring, b: Any, lq: Any, lk: Operand
+    ) -> None:
         self._masks, self._b, self._lq, self._lk = masks, b, lq, lk
         self.end: Any = lk
         if "lengths" in masks:
@@ -95,14 +98,14 @@ class Sight:
         first = self.since(lang.const(0, u32))
         self.begin: Any = lang.minimum(first, self.end) if scoring.windowed else first
 
-    def since(self, query: Any) -> Any:
+    def since(self, query: Operand) -> Expr:
         """The first key that a query sees, and those after it."""
         if self._window is None:
             return lang.const(0, u32)
         first = self._start + lang.bitcast(query, i32) - self._window + 1
         return lang.bitcast(lang.maximum(first, 0), u32)
 
-    def until(self, queries: Any) -> Any:
+    def until(self, queries: Operand) -> Any:
         """Where the keys end that the first `queries` queries see."""
         if not self.ordered:
             return self.end
@@ -110,7 +113,7 @@ class Sight:
         last = last + (self._window - 1) if self._both_sides else last
         return lang.minimum(self.end, lang.bitcast(lang.maximum(last, 0), u32))
 
-    def sees(self, query: Any, key: Any) -> Any:
+    def sees(self, query: Operand, key: Operand) -> Any:
         """Whether a key that counts stands where the query sees it."""
         at, key = self._start + lang.bitcast(query, i32), lang.bitcast(key, i32)
         if self._window is None:
@@ -131,8 +134,9 @@ class Sight:
         return inside & lang.cast(self._masks["key_mask"][at], bool_)
 
     def seen(
-        self, score: Any, counted: Any, head: Any, query: Any, key: Any, unit: float = 1.0
-    ) -> tuple[Any, Any]:
+        self, score: Operand, counted: Operand, head: Any, query: Operand, key: Operand,
+        unit: float = 1.0,
+    ) -> tuple[Operand, Operand]:  # fmt: skip
         """A score with what bias and mask add, and whether the query sees the key.
 
         Args:
@@ -158,7 +162,7 @@ class Sight:
         return self._masks["bias"][head * lang.parameter("bias_row", u32) + lang.bitcast(at, u32)]
 
 
-def _added(masks: dict[str, Any], b: Any, head: Any, query: Any, key: Any) -> Any:
+def _added(masks: dict[str, Any], b: Operand, head: Operand, query: Operand, key: Operand) -> Expr:
     """What the mask adds for a query and a key, which are both within the tensor."""
     at = b * lang.parameter("ab", u32) + head * lang.parameter("ah", u32)
     at = at + query * lang.parameter("al", u32) + key * lang.parameter("ak", u32)

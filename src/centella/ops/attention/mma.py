@@ -28,6 +28,8 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import bf16, f32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
@@ -139,7 +141,7 @@ class _Sixteen:
                     for register in (2 * h, 2 * h + 1):
                         held[register] = held[register] * shrinks[h]
 
-    def _exponent(self, score: Any, h: int, factor: Any, fold: bool) -> Any:
+    def _exponent(self, score: Operand, h: int, factor: Operand, fold: bool) -> Any:
         if fold:
             return lang.fma(score, factor, -self.base[h])
         return (score - self.base[h]) * factor
@@ -155,7 +157,7 @@ class _Sixteen:
                 )
                 put(self.weights, 2 * j + h, [low, high])
 
-    def finish(self, y: Any, place: Any, pitch: Any, lq: Any, dim: int) -> None:
+    def finish(self, y: Any, place: Operand, pitch: Operand, lq: Operand, dim: int) -> None:
         """Divide and store; of a fragment a thread has two neighbours in two rows."""
         for h in range(2):
             total = self.total[2 * h]
@@ -167,8 +169,8 @@ class _Sixteen:
 
 
 def _attention_mma(
-    *, tile: MmaTile, dim: int, scoring: Scoring, fold: bool, q: Any, k: Any, v: Any, y: Any,
-    **masks: Any,
+    *, tile: MmaTile, dim: int, scoring: Scoring, fold: bool, q: Argument, k: Argument, v: Argument,
+    y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
     p = parameters(BY_HEAD)
@@ -212,7 +214,7 @@ def _attention_mma(
     attend.hold()
     by_all = (sight.since(first + mine + (tile.sixteens * M - 1)), sight.until(first + mine + 1))
 
-    def visible(score: Any, query: Any, key: Any) -> Any:
+    def visible(score: Operand, query: Any, key: Any) -> Expr:
         score, shown = sight.seen(score, sight.counts(key), head, query, key)
         return lang.select(shown, score, LOWEST)
 

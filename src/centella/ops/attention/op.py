@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.dtypes import bool_, f32, i8, i32
+from centella.dtypes import Array, bool_, f32, i8, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Along, Axes, Dims
 from centella.op.form import Form
@@ -116,7 +116,7 @@ def misshapen(scores: Shape, mask: Shape) -> ShapeError:
 
 
 def reference(
-    q: Any, k: Any, v: Any, *more: Any, masks: tuple[str, ...], causal: bool, scale: float,
+    q: Array, k: Array, v: Any, *more: Array, masks: tuple[str, ...], causal: bool, scale: float,
     window: int | None = None, softcap: float | None = None,
 ) -> Any:  # fmt: skip
     """The NumPy formula, over the keys that some query may see."""
@@ -163,7 +163,7 @@ def reference(
     return np.divide(y, total, out=np.zeros_like(y), where=total != 0).transpose(0, 2, 1, 3)
 
 
-def _gathered(pool: Any, blocks: Any, some: slice) -> Any:
+def _gathered(pool: Array, blocks: Array, some: slice) -> Array:
     """Keys of each sequence from its blocks, [b, kv_heads, keys, d]."""
     kv_heads, count, size, dim = pool.shape
     first, last = some.start // size, -(-some.stop // size)
@@ -194,10 +194,10 @@ def _some(named: dict[str, Any], window: int | None, lq: int, lk: int) -> slice:
     return slice(min(max(least, 0), most), most)
 
 
-def _counts(named: dict[str, Any], causal: bool, window: int | None, lq: int, lk: int) -> Any:
+def _counts(named: dict[str, Any], causal: bool, window: int | None, lq: int, lk: int) -> Array:
     """Which keys each query sees, [b or 1, heads or 1, lq or 1, lk]."""
     key = np.arange(lk)
-    counts: Any = np.ones((1, 1, 1, lk), bool)
+    counts: Array = np.ones((1, 1, 1, lk), bool)
     if "lengths" in named:
         counts = counts & (key < named["lengths"][:, None])[:, None, None, :]
     if "key_mask" in named:

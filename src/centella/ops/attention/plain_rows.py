@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from centella import lang
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines, load_piece
@@ -36,7 +37,9 @@ REPLACED = ("blocks", "scales")  # masks that plain rows have no use for
 MANY = 256  # queries for which blocks of 16 bits are put in order
 
 
-def _order_rows(*, k: Any, v: Any, keys: Any, values: Any, **masks: Any) -> None:
+def _order_rows(
+    *, k: Argument, v: Argument, keys: Argument, values: Argument, **masks: Argument
+) -> None:
     """A thread has eight elements of a key, and the same of its value."""
     p = parameters("kv_heads lq lk pieces blocks kl vl rb rh rl")
     group = lang.group_id()

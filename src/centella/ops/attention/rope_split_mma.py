@@ -6,10 +6,9 @@ second launch adds it up. The part that ends the keys has those of the step.
 
 from __future__ import annotations
 
-from typing import Any
-
 from centella import lang
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
 from centella.ops.attention.masks import Scoring
 from centella.ops.attention.parts import Work
 from centella.ops.attention.rope_cluster import masks_of, walked
@@ -20,8 +19,9 @@ from centella.ops.rope import Turn
 
 def _rope_split_mma(
     *, tile: SplitTile, dim: int, rows: int, tokens: int, scoring: Scoring,
-    layout: tuple[tuple[str, bool], ...], blocks: bool, x: Any, cos: Any, sin: Any, starts: Any,
-    keys: Any, values: Any, partial: Any, norms: Any = None,
+    layout: tuple[tuple[str, bool], ...], blocks: bool, x: Argument, cos: Argument, sin: Argument,
+    starts: Argument, keys: Argument, values: Argument, partial: Argument,
+    norms: Argument | None = None,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
     table, masks = masks_of(starts, blocks)

@@ -16,6 +16,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import load_piece, piece_of
@@ -78,7 +80,7 @@ class Layout(Struct, frozen=True):
         """Words for the partial products; later for one query's sums of every team."""
         return max(self.lanes * self.pitch, self.teams * self.whole)
 
-    def element(self, lane: Any, piece: int) -> Any:
+    def element(self, lane: Operand, piece: int) -> Expr:
         """The first element of a thread's piece; it may lie past the head."""
         return (lane + piece * self.lanes) * self.width
 
@@ -104,12 +106,12 @@ class Thread:
         self.shrinks = lang.shared(f32, lay.teams * lay.rows)
 
     @property
-    def works(self) -> Any:
+    def works(self) -> Expr:
         """Whether the thread is one of a team."""
         return self.me < self.lay.lanes * self.lay.teams
 
     @property
-    def leads(self) -> Any:
+    def leads(self) -> Expr:
         """Whether it keeps the maximum and sum of a team and query."""
         return self.me < self.lay.teams * self.lay.rows
 
@@ -159,7 +161,7 @@ class Thread:
         lang.barrier()
         self._accumulate(values)
 
-    def load(self, source: Any, place: Any, clean: bool, scale: Any) -> list[Any]:
+    def load(self, source: Any, place: Operand, clean: bool, scale: Any) -> list[Expr]:
         """A thread's elements of a row; where `clean`, zeros for those past the head."""
         lay, loaded = self.lay, list[Any]()
         last = (lay.dim - 1) // lay.width * lay.width
@@ -181,7 +183,7 @@ class Thread:
                 at = self.lane * lay.pitch + self.team * lay.scores + n
                 self.scratch.store(at, products[n : n + 4])
 
-    def _gather(self) -> list[Any]:
+    def _gather(self) -> list[Expr]:
         """A leader's scores: the partial products of its team, in the order of the head."""
         lay, scores, memory = self.lay, list[Any](), self.scratch
         for lane in range(lay.lanes):
@@ -190,7 +192,7 @@ class Thread:
             scores = [a + b for a, b in zip(scores, found, strict=True)] if lane else found
         return scores
 
-    def _soften(self, found: list[tuple[Any, Any]]) -> None:
+    def _soften(self, found: list[tuple[Expr, Expr]]) -> None:
         """A leader's step of the running softmax: weights of the new keys, what shrinks the old.
 
         Args:
@@ -208,7 +210,7 @@ class Thread:
         self.total.set(total)
         self.top.set(high)
 
-    def _accumulate(self, values: list[list[Any]]) -> None:
+    def _accumulate(self, values: list[list[Expr]]) -> None:
         lay, weights = self.lay, list[Any]()
         for n in range(0, lay.scores, 4):
             weights += self.weights.load(self.team * lay.scores + n)
@@ -220,7 +222,7 @@ class Thread:
                     value = lang.fma(weights[row * lay.keys + j], values[j][d], value)
                 self.out[row][d].set(value)
 
-    def _weigh(self) -> tuple[Any, Any]:
+    def _weigh(self) -> tuple[Operand, Operand]:
         """Weights of the teams; of query `me % rows` the maximum, and the sum of all its weights.
 
         Memory `weights` has them by team and query.
@@ -243,7 +245,7 @@ class Thread:
                 whole += self.weights[(lay.teams + team) * lay.rows + row]
         return highest, whole
 
-    def _add_up(self, row: int, partial: Any, place: Any, wanted: Any) -> None:
+    def _add_up(self, row: int, partial: Any, place: Operand, wanted: Operand) -> None:
         """Write the sums of a query over all teams, in order, where it is `wanted`."""
         lay = self.lay
         with lang.if_(self.works):
@@ -288,8 +290,8 @@ def _dot(query: list[Any], key: list[Any]) -> Any:
 
 
 def _split(
-    *, dim: int, rows: int, scoring: Scoring, vector: bool, q: Any, k: Any, v: Any,
-    partial: Any, **masks: Any,
+    *, dim: int, rows: int, scoring: Scoring, vector: bool, q: Argument, k: Argument, v: Argument,
+    partial: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     work = Work(masks, scoring, rows)
     my = Thread(Layout(dim, rows, piece_of(k, vector)))

@@ -12,6 +12,8 @@ from typing import Any
 from centella import lang
 from centella.dtypes import i8
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, product_scale
@@ -25,8 +27,8 @@ from centella.specs import Caps
 
 
 def _split_mma(
-    *, tile: SplitTile, dim: int, rows: int, scoring: Scoring, q: Any, k: Any, v: Any,
-    partial: Any, **masks: Any,
+    *, tile: SplitTile, dim: int, rows: int, scoring: Scoring, q: Argument, k: Argument,
+    v: Argument, partial: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
@@ -39,7 +41,7 @@ def _split_mma(
         leave(warp, work, tile, rows, partial)
 
 
-def leave(warp: Warp, work: Work, tile: SplitTile, rows: int, partial: Any) -> None:
+def leave(warp: Warp, work: Work, tile: SplitTile, rows: int, partial: Argument) -> None:
     """Leave a part's results for the second launch."""
 
     def put_stats(query: Any, high: Any, whole: Any) -> None:
@@ -47,7 +49,7 @@ def leave(warp: Warp, work: Work, tile: SplitTile, rows: int, partial: Any) -> N
         partial[at] = high
         partial[at + 1] = whole
 
-    def put_sums(query: Any, element: Any, sums: list[Any]) -> None:
+    def put_sums(query: Any, element: Operand, sums: list[Expr]) -> None:
         partial.store(work.results(query).sums + element, sums)
 
     warp.add_up(tile, rows, put_stats, put_sums)

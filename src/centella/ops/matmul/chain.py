@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of
+from centella.dtypes import Array, DType, dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form, loaded
@@ -150,11 +150,11 @@ def rule(specs: tuple[Spec, ...], attrs: ChainAttrs) -> tuple[Out, ...]:
     return tuple(every[i] for i in results(attrs))
 
 
-def reference(x: Any, *more: Any, **named: Any) -> Any:
+def reference(x: Array, *more: Array, **named: Any) -> Any:
     """The NumPy formula."""
     attrs = ChainAttrs(**named)
-    operands: tuple[Any, ...] = (x, *more)
-    every: list[Any] = []
+    operands: tuple[Array, ...] = (x, *more)
+    every: list[Array] = []
     for link, _, own in parted(operands, attrs):
         extras = [name for name in ("norm", "bias") if getattr(link, name)]
         arrays = list(own[1:])

@@ -22,6 +22,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import bf16, f16, f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.op.variant import Variant, choose
@@ -175,7 +176,7 @@ class _Ring:
         return [weight.unpack(w) for w in words]
 
 
-def _resident(*, tile: ChainTile, links: tuple[Link, ...], x: Any, **named: Any) -> None:
+def _resident(*, tile: ChainTile, links: tuple[Link, ...], x: Argument, **named: Argument) -> None:
     lang.ptx.resident(1)
     weights = [named[f"w{i}"] for i in range(len(links))]
     shares = [

@@ -58,10 +58,10 @@ def linear_chain(
     one_launch = _one_launch(y, links, residual)
     if one_launch is not None:
         return one_launch
-    given: list[Tensor] = []
+    results: list[Tensor] = []
     for link in links:
         source = link.residual
-        added = given[source] if isinstance(source, int) else residual if source else None
+        added = results[source] if isinstance(source, int) else residual if source else None
         if link.norm is None and not link.gate:
             y = linear(y, link.weight, link.bias, residual=added, alpha=link.alpha)
         else:
@@ -69,9 +69,9 @@ def linear_chain(
                 y, link.weight, link.norm, eps=link.eps, gate=link.gate or None, bias=link.bias,
                 residual=added, alpha=link.alpha,
             )  # fmt: skip
-        given.append(y)
+        results.append(y)
     last = len(links) - 1
-    return tuple(t for i, t in enumerate(given) if links[i].kept or i == last)
+    return tuple(t for i, t in enumerate(results) if links[i].kept or i == last)
 
 
 def _one_launch(
