@@ -130,12 +130,19 @@ def measured(
             words_ = ["-c", str(max(several) * (prompt + tokens)), "-b", "2048", "-npp",
                       str(prompt), "-ntg", str(tokens), "-npl", ",".join(map(str, several)),
                       "--output-format", "jsonl"]  # fmt: skip
-            out = run([str(folder / BATCHED), *common, *words_], RUN_SECONDS)
-            for line in out.splitlines():
-                if line.startswith("{"):
-                    row = json.loads(line)
-                    yield row["pl"], {"bench": f"decode{behind(prompt)}", "unit": "tokens/s",
-                                      **middle([row["speed_tg"]], 1.0)}  # fmt: skip
+            for row in batched([str(folder / BATCHED), *common, *words_]):
+                yield row["pl"], {"bench": f"decode{behind(prompt)}", "unit": "tokens/s",
+                                  **middle([row["speed_tg"]], 1.0)}  # fmt: skip
+
+
+def batched(command: list[str]) -> list[dict[str, Any]]:
+    """What llama-batched-bench says; its log is written by a thread, which may lose the end."""
+    for _ in range(3):
+        lines = run(command, RUN_SECONDS).splitlines()
+        told = [json.loads(line[line.index("{") :]) for line in lines if line.endswith("}")]
+        if told:
+            return told
+    raise NotHereError(f"{BATCHED}: expected lines of JSON, got none")
 
 
 def middle(ordered: list[float], scale: float) -> Row:
