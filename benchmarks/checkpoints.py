@@ -194,7 +194,12 @@ def write_speech(folder: Path, kind: str) -> None:
     """The tokenizer and generation_config.json of a Whisper."""
     size = kind.partition("-")[2]
     vocabulary = speech.vocabulary_of(size)
-    special = [f"<|{n}|>" for n in range(vocabulary.end, vocabulary.size)]
+    v = vocabulary
+    names = {v.end: "endoftext", v.start: "startoftranscript", v.first_time - 6: "translate",
+             v.first_time - 4: "startoflm", v.previous: "startofprev", v.no_speech: "nospeech",
+             v.no_timestamps: "notimestamps"}  # fmt: skip
+    names |= {i: name for name, i in [*v.languages.items(), *v.tasks.items()]}
+    special = [f"<|{names.get(n, n)}|>" for n in range(v.end, v.size)]
     write_tokenizer(folder, vocabulary.size, special, vocabulary.end, prompt=False)
     (folder / "generation_config.json").write_text(json.dumps({
         "decoder_start_token_id": vocabulary.start, "eos_token_id": vocabulary.end,

@@ -42,7 +42,8 @@ CASES = (
     Case("timeline", "timeline --shapes 4b,0.6b", 20),
     Case("speculation", "speculation --shapes 4b,0.6b", 20),
     Case("transcribe", "transcribe", 70),
-    Case("speech", "speech --rows 1,8", 80),
+    Case("speech", "speech --rows 1,8", 160),
+    Case("first-text", "first --shapes whisper-tiny", 30),
     Case("minilm", "minilm --dtypes f16,f32 --model {model}", 50),
     Case("sentence", "sentence --model {model}", 20),
     Case("passages", "passages --model {model} --rounds 5", 40),
@@ -59,11 +60,11 @@ CASES = (
     Case("generate-batches", "generate --rows 4,8,16,64 --prompt 1024", 100),
     Case("llama-batches", "llama --rows 4,8,16,64 --shapes 4b --prompt 1024", 60),
     Case("million", "million --model {model}", 70),
-    Case("first-text", "first --shapes whisper-tiny,whisper-large-v3", 70),
+    Case("first-text-large", "first --shapes whisper-large-v3", 50),
     Case("search-1e7", "search --shapes 1e7", 80),
     Case("cpu-speech", "transcribe --shapes tiny", 60, cpu=True),
 )
-WEBGPU = ("generate", "minilm", "sentence", "search")  # rows of both devices
+WEBGPU = ("generate", "minilm", "sentence", "search", "speech")  # rows of both devices
 
 
 def every(args: argparse.Namespace) -> None:

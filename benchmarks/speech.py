@@ -2,7 +2,8 @@
 
 Decoding is what `Transcriber` runs: a replay a token, with the rules of times, one token ahead. The
 limit is the bytes of the decoder's weights and of the sound's keys and values at the rate at which
-the card reads. Peer: transformers on the same shapes, greedy, where torch has a GPU.
+the card reads. Peers: transformers on the same shapes, greedy, as it is and compiled over keys and
+values of a fixed length, where torch has a GPU. A peer that fails costs its own row.
 Source of the sizes: config.json of whisper-tiny, -large-v3 and -large-v3-turbo.
 """
 
@@ -33,6 +34,11 @@ SIZES = {  # mels, width, heads, inner, encoder layers, decoder layers, vocabula
 }
 TOKENS, ROUNDS = 60, 3
 BEAM, BAR = 5, 1.4  # texts that are followed at once; and what that may take of greedy's time
+STATES, DECODE = "window to states", "decode"
+BARS = {  # of large-v3: kind of device, bench, batch
+    ("cuda", STATES, 1): 4.6, ("cuda", STATES, 8): 33.0, ("cuda", DECODE, 1): 1000.0,
+    ("webgpu", DECODE, 1): 400.0,
+}  # fmt: skip
 
 
 def values_of(size: str) -> dict[str, Any]:
@@ -72,12 +78,14 @@ def speech(args: argparse.Namespace) -> Iterator[Row]:
             model = model_of(size, ct.device(name), dtype)
             for batch in batches:
                 for row in measured(model, size, batch, args.small):
-                    yield {"who": f"{name} {dtype}", **row, "shape": (size, batch)}
+                    bar = BARS.get((name.partition(":")[0], str(row["bench"]), batch))
+                    bars = {"bar": bar} if bar and size == "large-v3" else {}
+                    yield {"who": f"{name} {dtype}", **bars, **row, "shape": (size, batch)}
             del model
         if (torch := torch_or_none()) is not None:
-            with torch.inference_mode():
-                for row in peer(torch, size, batches):
-                    yield {"who": "transformers f16", **row}
+            for who, write in (("", written_by), (", compiled", compiled)):
+                rows = peer(torch, size, batches, write)
+                yield from attempted(f"transformers f16{who}", rows)
 
 
 def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterator[Row]:
@@ -85,7 +93,7 @@ def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterato
     wait, c, vocabulary = model.device.synchronize, model.config, vocabulary_of(size)
     mel = ct.zeros((batch, c.num_mel_bins, c.frames), model.dtype, model.device)
     plan = model.device.compile(lambda: model.encode(mel))
-    yield {"bench": "window to states", "unit": "ms", **cost(timed(plan, ROUNDS, wait, 2), 1e3)}
+    yield {"bench": STATES, "unit": "ms", **cost(timed(plan, ROUNDS, wait, 2), 1e3)}
     sound = np.random.default_rng(1).standard_normal((batch, c.frames * 160), np.float32) * 0.1
     session = session_of(model, vocabulary, batch)
     heard = timed(lambda: session.listen(sound), ROUNDS, wait)
@@ -106,7 +114,7 @@ def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterato
     weights = sum(t.nbytes for n, t in model.named_parameters() if n.startswith("decoder."))
     sounds = sum(both.nbytes for both in session.memory())
     yield {
-        "bench": "decode", "unit": "tokens/s", **written,
+        "bench": DECODE, "unit": "tokens/s", **written,
         "share": (weights + sounds) * written["rate"] / batch / READ, "of": "the card's reads",
         "launches": led.launches,
         "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
@@ -155,15 +163,39 @@ def written_by(torch: Any, model: Any, states: Any, tokens: int) -> None:
     ids.cpu()
 
 
-def peer(torch: Any, size: str, batches: list[int]) -> Iterator[Row]:
+def compiled(torch: Any, model: Any, states: Any, tokens: int) -> None:
+    """The same by its `generate`, which compiles steps over keys and values of a fixed length."""
+    from transformers.generation.utils import GenerationMixin
+    from transformers.modeling_outputs import BaseModelOutput
+
+    begin = torch.full((len(states), 1), 7, device=states.device)
+    GenerationMixin.generate(
+        model, encoder_outputs=BaseModelOutput(last_hidden_state=states), decoder_input_ids=begin,
+        max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=1,
+        cache_implementation="static",
+    ).cpu()  # fmt: skip
+
+
+def attempted(who: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """Rows of a peer, up to where it fails: that costs its own rows."""
+    try:
+        for row in rows:
+            yield {"who": who, **row}
+    except Exception as error:  # whatever a foreign library raises
+        print(f"{who}: skipped, {type(error).__name__}: {str(error)[:300]}", flush=True)
+
+
+def peer(torch: Any, size: str, batches: list[int], write: Any) -> Iterator[Row]:
     """transformers: the encoder, and greedy tokens from its states."""
-    model, values = peer_of(torch, size), values_of(size)
-    for batch in batches:
-        mel = torch.randn(batch, values["num_mel_bins"], 2 * values["max_source_positions"],
-                          device="cuda", dtype=torch.float16)  # fmt: skip
-        states = model.model.encoder(mel).last_hidden_state
-        encode = timed(partial(model.model.encoder, mel), ROUNDS, torch.cuda.synchronize)
-        base = {"shape": (size, batch)}
-        yield {**base, "bench": "window to states", "unit": "ms", **cost(encode, 1e3)}
-        write = timed(partial(written_by, torch, model, states, TOKENS), ROUNDS)
-        yield {**base, "bench": "decode", "unit": "tokens/s", **summary(write, batch * TOKENS)}
+    with torch.inference_mode():
+        model, values = peer_of(torch, size), values_of(size)
+        for batch in batches:
+            mel = torch.randn(batch, values["num_mel_bins"], 2 * values["max_source_positions"],
+                              device=model.device, dtype=model.dtype)  # fmt: skip
+            states = model.model.encoder(mel).last_hidden_state
+            base = {"shape": (size, batch)}
+            if write is written_by:
+                encode = timed(partial(model.model.encoder, mel), ROUNDS, torch.cuda.synchronize)
+                yield {**base, "bench": STATES, "unit": "ms", **cost(encode, 1e3)}
+            took = timed(partial(write, torch, model, states, TOKENS), ROUNDS, warm=3)
+            yield {**base, "bench": DECODE, "unit": "tokens/s", **summary(took, batch * TOKENS)}

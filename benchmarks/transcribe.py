@@ -1,8 +1,9 @@
 """Files to text from end to end, how often faster than real time; log-mel spectrograms.
 
 Ten minutes of noise as loud as speech, random f16 weights, 60 tokens of every window: reading the
-file, finding speech, spectrograms, encoder, decoder, text. On a CPU one minute. Peer: the feature
-extractor of transformers on the card, its encoder, and as many greedy tokens, in equal batches.
+file, finding speech, spectrograms, encoder, decoder, text. On a CPU one minute. Peers: the feature
+extractor of transformers on the card, its encoder, and as many greedy tokens, in equal batches;
+faster-whisper of the same shape, where it is installed. A peer that fails costs its own row.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import tempfile
 import wave
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import write_speech
+from checkpoints import write, write_speech
 from measure import Row, alternate, cost, summary, timed, torch_or_none
 from sound import RATE, noise, write_wav
-from speech import SIZES, TOKENS, model_of, peer_of, vocabulary_of, written_by
+from speech import SIZES, TOKENS, attempted, model_of, peer_of, vocabulary_of, written_by
 
 import centella as ct
 from centella.audio.log_mel import log_mel
@@ -46,17 +48,11 @@ def transcribe(args: argparse.Namespace) -> Iterator[Row]:
             batch = 1 if on_cpu else BATCH
             call = _ours(size, ct.device(name), dtype, file, batch, Path(temporary))
             bar = BARS.get(f"cpu {size}") if on_cpu else BARS.get(size)
-            yield {"bench": "file to text", "shape": (size, batch), "who": f"{name} {dtype}",
-                   "unit": "x real time", **({"bar": bar} if bar else {}),
-                   **summary(timed(call, ROUNDS), seconds)}  # fmt: skip
-        if (torch := torch_or_none()) is not None and args.devices != ["cpu"]:
-            for size in sizes:
-                model = peer_of(torch, size)
-                with torch.inference_mode():
-                    call = partial(_peer, torch, model, SIZES[size][0], file)
-                    rate = summary(timed(call, ROUNDS), seconds)
-                yield {"bench": "file to text", "shape": (size, BATCH), "unit": "x real time",
-                       "who": "transformers f16", **rate}  # fmt: skip
+            yield {**_row(size, batch, timed(call, ROUNDS), seconds), "who": f"{name} {dtype}",
+                   **({"bar": bar} if bar else {})}  # fmt: skip
+            peers = (("transformers", _transformers), ("faster-whisper", _faster_whisper))
+            for who, peer in () if name.startswith("webgpu") else peers:
+                yield from attempted(f"{who} {dtype}", peer(size, file, seconds, on_cpu, batch))
     yield from spectrograms(args)
 
 
@@ -75,19 +71,66 @@ def _ours(
     )  # fmt: skip
 
 
-def _peer(torch: Any, model: Any, mels: int, file: Path) -> None:
-    """transformers, from the file to ids of tokens."""
+def _transformers(
+    size: str, file: Path, seconds: float, on_cpu: bool, batch: int
+) -> Iterator[Row]:  # fmt: skip
+    """transformers on the card, from the file to ids of tokens."""
+    torch = torch_or_none()
+    if torch is None or on_cpu:
+        return
     from transformers import WhisperFeatureExtractor
 
-    with wave.open(str(file)) as read:
-        samples = np.frombuffer(read.readframes(read.getnframes()), "<i2") / np.float32(32768)
-    window = 30 * RATE
-    windows = [samples[at : at + window] for at in range(0, len(samples), window)]
-    extract = WhisperFeatureExtractor(feature_size=mels)
-    for at in range(0, len(windows), BATCH):
-        mel = extract(windows[at : at + BATCH], sampling_rate=RATE, return_tensors="pt",
-                      device="cuda").input_features.to("cuda", torch.float16)  # fmt: skip
-        written_by(torch, model, model.model.encoder(mel).last_hidden_state, TOKENS)
+    model, mels = peer_of(torch, size), SIZES[size][0]
+
+    def call() -> None:
+        with wave.open(str(file)) as read:
+            samples = np.frombuffer(read.readframes(read.getnframes()), "<i2") / np.float32(32768)
+        window = 30 * RATE
+        windows = [samples[at : at + window] for at in range(0, len(samples), window)]
+        extract = WhisperFeatureExtractor(feature_size=mels)
+        for at in range(0, len(windows), batch):
+            mel = extract(windows[at : at + batch], sampling_rate=RATE, return_tensors="pt",
+                          device="cuda").input_features.to("cuda", torch.float16)  # fmt: skip
+            written_by(torch, model, model.model.encoder(mel).last_hidden_state, TOKENS)
+
+    with torch.inference_mode():
+        yield _row(size, batch, timed(call, ROUNDS), seconds)
+
+
+def _faster_whisper(
+    size: str, file: Path, seconds: float, on_cpu: bool, batch: int
+) -> Iterator[Row]:  # fmt: skip
+    """faster-whisper, whose windows are those of the sound, without a detector of speech."""
+    if not all(find_spec(name) for name in ("faster_whisper", "torch", "transformers")):
+        return
+    from ctranslate2.converters import TransformersConverter
+    from faster_whisper import BatchedInferencePipeline, WhisperModel
+
+    device, kind = ("cpu", "float32") if on_cpu else ("cuda", "float16")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, converted = Path(temporary) / "folder", str(Path(temporary) / "converted")
+        write(f"whisper-{size}", folder, "f32" if on_cpu else "f16")
+        maker = TransformersConverter(str(folder), copy_files=["tokenizer.json"])
+        maker.convert(converted, quantization=kind)
+        model = BatchedInferencePipeline(WhisperModel(converted, device=device, compute_type=kind))
+        windows = [{"start": float(at), "end": at + 30.0} for at in range(0, int(seconds), 30)]
+
+        def call() -> list[int]:
+            segments, _ = model.transcribe(
+                str(file), language="en", batch_size=batch, max_new_tokens=TOKENS, beam_size=1,
+                temperature=0.0, vad_filter=False, clip_timestamps=windows,
+                without_timestamps=True, compression_ratio_threshold=None,
+                log_prob_threshold=None, no_speech_threshold=None,
+            )  # fmt: skip
+            return [len(segment.tokens) for segment in segments]
+
+        row = _row(size, batch, timed(call, ROUNDS), seconds)
+        yield {**row, "tokens": sum(call()) / len(windows)}
+
+
+def _row(size: str, batch: int, took: list[float], seconds: float) -> Row:
+    return {"bench": "file to text", "shape": (size, batch), "unit": "x real time",
+            **summary(took, seconds)}  # fmt: skip
 
 
 def spectrograms(args: argparse.Namespace) -> Iterator[Row]:

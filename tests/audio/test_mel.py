@@ -62,6 +62,17 @@ def test_the_hosts_is_that_of_transformers(kind: str, n: int, num_mels: int) -> 
     )
 
 
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+@pytest.mark.parametrize("num_mels", [80, 128])
+def test_mel_is_that_of_the_file(num_mels: int, device: ct.Device) -> None:
+    """As the test above, by what tests/reference/whisper.py has stored."""
+    stored = np.load(Path(__file__).parents[1] / "data" / "whisper" / "mel.npz")[f"mel{num_mels}"]
+    noise = 0.01 * np.random.default_rng(3).standard_normal(24000)
+    samples = (signal("chirp", 24000).astype(np.float64) + noise).astype(np.float32)
+    np.testing.assert_allclose(host_log_mel(samples, num_mels), stored, atol=1e-4)
+    np.testing.assert_allclose(on_device(samples, num_mels, device), stored, atol=1e-4)
+
+
 def test_a_window_padded_to_30_s_is_the_extractors() -> None:
     samples = signal("chirp", 50001)
     window = np.pad(samples, (0, 480000 - 50001))

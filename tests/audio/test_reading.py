@@ -353,6 +353,7 @@ def test_containers_by_pyav_and_by_ffmpeg(
     without(monkeypatch, hidden)
     with open_audio(path) as stream:
         found = stream.read()
+        assert stream.duration == pytest.approx(found.size / 16000, abs=0.05)
     if late:  # the positions are times of the file
         assert np.abs(found[:11500]).max() < 0.01
         found = found[12000:]

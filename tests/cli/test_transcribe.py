@@ -71,6 +71,12 @@ def test_formats(talk: Path, tmp_path: Path, kind: str) -> None:
         assert result.stdout.count("-->") == sum(bool(w.text.strip()) for w in words)
 
 
+def test_words_are_lines_of_text(talk: Path) -> None:
+    result = call(*ON, talk, "--timestamps", "word")
+    heard = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, vad="off", timestamps="word")
+    assert result.stdout.count("[00:") == len(heard.words) > len(heard.segments)
+
+
 def test_standard_input(talk: Path) -> None:
     """A WAV, and raw samples, say what the file says."""
     data = talk.read_bytes()

@@ -2,8 +2,13 @@
 
     python tests/reference/whisper.py [NAME ...]
 
-Writes `tests/data/whisper/NAME/`: config.json, generation_config.json, tokenizer.json,
-preprocessor_config.json, model.safetensors (f16), and expected.npz, of two windows of `mel`:
+Writes `tests/data/whisper/mel.npz`, log-mel spectrograms of `chirp` by its feature extractor:
+
+    mel80    f32 [80, 150]; mel128 f32 [128, 150]
+
+and `tests/data/whisper/NAME/`: config.json, generation_config.json, tokenizer.json,
+preprocessor_config.json, model.safetensors (f16; of turbo in shards), and expected.npz, of two
+windows of `mel`:
 
     states   f32 [2, 30, d_model]       of every fifth position
     ids      i32 [2, 11]                random tokens; logits f32 [2, 11, vocab]
@@ -15,14 +20,22 @@ preprocessor_config.json, model.safetensors (f16), and expected.npz, of two wind
     speech   f32 [2]                    probability of no speech
     means    f32 [2]                    mean log-probability of `timed`
     times    f32 [2, 40]                `token_timestamps` of `timed`, in seconds
+    words    str [w], spoken f32 [w, 3] words of `timed`, with a letter for each byte of a token:
+                                        row, start and end in seconds
     grams    i32 [2, 40]                `generate(no_repeat_ngram_size=3)`, without timestamps
+    told     i32 [2, 40]                `generate(prompt_ids=PROMPT, return_timestamps=True)`
+    timed_beams i32 [2, 40]             `generate(num_beams=5, return_timestamps=True)`
+    limits   f32 [3], tried i32 [3, 2, 2, 2] `generate(temperature=HEATS)` with each of these
+                                        logprob_threshold, each of SILENCES and each row: how many
+                                        temperatures it took, and whether the window was skipped
     long     i32 [n], bounds f32 [k, 2] tokens of a recording of `LONG` frames in sequence, each
                                         window told the text before it, and the times of segments
-                                        that have a text
+                                        that have a text and begin within the recording
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -32,12 +45,16 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from transformers.models.whisper import tokenization_whisper
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "whisper"
 POSITIONS, TARGETS = 150, 64  # three seconds a window
 LONG = 1110
 FRAMES = (300, 220)  # of each window that sound is in, for `times`
+PROMPT = (5, 30, 77, 64, 258)  # text before a window
+HEATS = (0.0, 1e-3)  # temperatures; at the second the most likely token is drawn, too
+SILENCES = (0.9, 0.0)  # values of no_speech_threshold
 LANGUAGES = ("en", "de", "fr", "es")
 SIZES: dict[str, Any] = {
     "d_model": 72, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3,
@@ -47,7 +64,7 @@ SIZES: dict[str, Any] = {
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "large": {"num_mel_bins": 128, "encoder_layers": 2},
-    "turbo": {"num_mel_bins": 128, "encoder_layers": 2, "decoder_layers": 1},
+    "turbo": {"num_mel_bins": 128, "decoder_layers": 4},
     "distil-en": {"decoder_layers": 1, "decoder_ffn_dim": 52},
 }
 # Of the logit of the end: enough that some texts end.
@@ -134,7 +151,8 @@ def write(name: str, seed: int) -> Path:
             words_of[first:last] += more * bias / bias.square().sum()  # so that texts end
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
-    model.half().save_pretrained(folder, safe_serialization=True)
+    shards = {"max_shard_size": "280KB"} if name == "turbo" else {}
+    model.half().save_pretrained(folder, safe_serialization=True, **shards)
     values = settings(name, ids, config)
     (folder / "generation_config.json").write_text(json.dumps(values, indent=1) + "\n")
     words.save(str(folder / "tokenizer.json"), pretty=False)
@@ -149,6 +167,69 @@ def padded(rows: Any, end: int, length: int = 40) -> np.ndarray[Any, Any]:
     made = np.full((2, length), end, np.int32)
     made[:, : rows.shape[1]] = rows[:, :length].numpy()
     return made
+
+
+def tried(
+    model: Any, sound: torch.Tensor, limit: float, silence: float, kwargs: dict[str, Any],
+    heard: torch.Tensor,
+) -> tuple[int, bool]:  # fmt: skip
+    """How many temperatures transformers tries for the first window, and whether it skips it."""
+    calls: list[tuple[bool, bool]] = []
+
+    def recorded(*given: Any, **named: Any) -> tuple[bool, bool]:
+        calls.append(WhisperGenerationMixin._need_fallback(model, *given, **named))
+        return calls[-1]
+
+    model._need_fallback = recorded
+    model.generate(sound, return_timestamps=True, temperature=HEATS, logprob_threshold=limit,
+                   no_speech_threshold=silence, compression_ratio_threshold=None,
+                   **{**kwargs, "attention_mask": heard.long()})  # fmt: skip
+    del model._need_fallback
+    count = next((i for i, (again, _) in enumerate(calls, 1) if not again), len(HEATS))
+    count = min(count, len(HEATS))
+    return count, bool(calls[count - 1][1])
+
+
+def spoken(folder: Path, rows: Any, stamps: np.ndarray[Any, Any], end: int) -> dict[str, Any]:
+    """Words of each row's runs of text by transformers' rules, and their times."""
+    vocab: dict[str, int] = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    plain = {i: text.replace("\u0120", " ") for text, i in vocab.items()}
+
+    class Words:
+        """What `_combine_tokens_into_words` asks of a tokenizer: a letter for each byte."""
+
+        eos_token_id = end
+
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return "".join(plain[i] for i in ids)
+
+    texts, times = [], []
+    for row, tokens in enumerate(rows.tolist()):
+        tokens = tokens[: min([i for i, t in enumerate(tokens) if t == end], default=39)]
+        for is_text, run in itertools.groupby(enumerate(tokens), lambda pair: pair[1] < end):
+            at = [i for i, _ in run] if is_text else []
+            words, _, indices = tokenization_whisper._combine_tokens_into_words(
+                Words(), [tokens[i] for i in at], "german"
+            )
+            texts += words
+            times += [(row, stamps[row, at[i[0]] - 1], stamps[row, at[i[-1]]]) for i in indices]
+    return {"words": np.array(texts), "spoken": np.array(times, np.float32)}
+
+
+def chirp() -> np.ndarray[Any, Any]:
+    """A second and a half of a rising tone that fades, and noise, f32 [24000]."""
+    t = np.arange(24000) / 16000
+    noise = 0.01 * np.random.default_rng(3).standard_normal(t.size)
+    return (np.sin(2 * np.pi * (50 + 1500 * t) * t) * np.exp(-t) + noise).astype(np.float32)
+
+
+def mels() -> None:
+    """Write mel.npz."""
+    extractor: Any = transformers.WhisperFeatureExtractor
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    made = {f"mel{n}": extractor(feature_size=n)._np_extract_fbank_features(chirp()[None], "cpu")[0]
+            for n in (80, 128)}  # fmt: skip
+    np.savez_compressed(FOLDER / "mel.npz", **made)
 
 
 def expect(folder: Path) -> str:
@@ -198,8 +279,18 @@ def expect(folder: Path) -> str:
             long(c.num_mel_bins).double(), return_timestamps=True, return_segments=True,
             condition_on_prev_tokens=True, max_new_tokens=24, **told,
         )["segments"][0]  # fmt: skip
-        segments = [part for part in segments if (part["tokens"] < g.eos_token_id).any()]
+        segments = [
+            part for part in segments
+            if (part["tokens"] < g.eos_token_id).any() and part["start"] < LONG / 100
+        ]  # fmt: skip
         beams = model.generate(sound, num_beams=5, **once).sequences[:, len(begin) + 1 :]
+        several = model.generate(sound, num_beams=5, return_timestamps=True, **once).sequences
+        prompt = torch.tensor([g.prev_sot_token_id, *PROMPT])
+        prompted = model.generate(sound, prompt_ids=prompt, return_timestamps=True, **once)
+        prompted = prompted.sequences[:, len(prompt) + len(begin) :]
+        limits = [-100.0, float(means.mean()), 0.0]
+        attempts = [[[tried(model, sound[i : i + 1], limit, silence, kwargs, heard[i : i + 1])
+                      for i in range(2)] for silence in SILENCES] for limit in limits]  # fmt: skip
     stamps = np.zeros((2, 40), np.float32)
     for into, ends in zip(stamps, times, strict=True):
         into[: len(ends)] = ends[:40].numpy()
@@ -209,7 +300,9 @@ def expect(folder: Path) -> str:
         logits=logits.float().numpy(), greedy=row[:, len(begin):].int().numpy(),
         language=np.asarray(language, np.int32), speech=first[:, g.no_timestamps_token_id - 1],
         timed=padded(sequences, end), plain=padded(plain, end), beams=padded(beams, end),
-        grams=padded(grams, end),
+        grams=padded(grams, end), told=padded(prompted, end),
+        timed_beams=padded(several[:, len(begin) :], end), limits=np.array(limits, np.float32),
+        tried=np.array(attempts, np.int32), **spoken(folder, sequences, stamps, end),
         long=np.concatenate([part["tokens"] for part in segments]).astype(np.int32),
         bounds=np.array([[float(part["start"]), float(part["end"])] for part in segments]),
         means=means.float().numpy(), times=stamps,
@@ -224,5 +317,6 @@ def expect(folder: Path) -> str:
 
 
 if __name__ == "__main__":
+    mels()
     for wanted in sys.argv[1:] or MODELS:
         print(expect(write(wanted, sum(map(ord, wanted)))))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import centella as ct
+from centella.audio.transcript import Word
 from centella.errors import ContractError
-from centella.tasks.align import median, token_ends, warped
+from centella.tasks.align import median, token_ends, warped, words
 from centella.tasks.beam import Beams, best_of
 from centella.tasks.speech_options import SpeechConfig
 from centella.tasks.speech_session import SpeechSession
+from centella.tasks.windows import Attempt, Thresholds
 from tests.support.whisper_common import (
     EVERY,
     FOLDER,
@@ -40,6 +45,10 @@ def session_of(name: str, device: ct.Device) -> SpeechSession:
     session = SpeechSession(model, config_of(name).vocabulary, 2, lambda sound: sound)
     session.listen(mel(model.config.num_mel_bins))
     return session
+
+
+PROMPT = [5, 30, 77, 64, 258]  # as tests/reference/whisper.py has them, and these
+SILENCES = (0.9, 0.0)
 
 
 def begin_of(name: str) -> list[int]:
@@ -70,6 +79,9 @@ def test_tokens_equal_those_of_transformers(device: ct.Device, name: str) -> Non
     plain = [*begin, v.no_timestamps]
     assert written(session, plain, 40).tolist() == stored["plain"].tolist()
     assert written(session, plain, 40, no_repeat=3).tolist() == stored["grams"].tolist()
+    before = [v.previous, *PROMPT]
+    session.start([[*before, *begin]] * 2, len(before), timed=True)
+    assert np.stack(list(session.run(40)), 1).tolist() == stored["told"].tolist()
     session.suppress.choose((), ())
     assert written(session, begin, 30).tolist() == stored["greedy"].tolist()
     session.suppress.choose(v.suppressed, v.at_begin)
@@ -92,9 +104,34 @@ def test_beams_equal_those_of_transformers(device: ct.Device, name: str) -> None
         beams._step(False, False).fetch().result()
     led.expect(uploads=0, downloads=1, submissions=1, compiles=0, allocations=0)
     assert led.counts.download_bytes <= 2 * 12 * 8  # rows of 10, padded
+    timed = beams.write(begin_of(name), 0, 40, timed=True, no_repeat=0, active=[True, True])
+    for row, wanted in enumerate(expected(name)["timed_beams"]):
+        assert timed[row][0] == wanted[wanted != v.end].tolist()
     timed = beams.write(begin_of(name), 0, 20, timed=True, no_repeat=3, active=[False, True])
     assert list(timed) == [1]
     assert timed[1][0][0] >= v.first_time
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fallbacks_equal_those_of_transformers(name: str) -> None:
+    """Which windows are tried at another temperature, and which are taken to be silent."""
+    stored, session, begin = expected(name), session_of(name, ct.device("cpu")), begin_of(name)
+    means, heats = np.zeros((2, 2)), (0.0, 1e-3)
+    for i, heat in enumerate(heats):
+        tokens = written(session, begin, 40, timed=True, temperature=heat)
+        assert tokens.tolist() == stored["timed"].tolist()
+        counted = np.minimum((tokens != session.vocabulary.end).sum(1) + 1, 40)
+        means[i] = session.heard().log_probability / counted
+    np.testing.assert_allclose(means[1], means[0], atol=1e-4)  # of the logits, not of those scaled
+    for limit, of_limit in zip(stored["limits"], stored["tried"], strict=True):
+        for silence, of_rows in zip(SILENCES, of_limit, strict=True):
+            rules = Thresholds(None, float(limit), silence)
+            for row, wanted in enumerate(of_rows):
+                no_speech = float(session.heard().no_speech[row])
+                every = [Attempt((), "", mean, 1.0, no_speech, heat)
+                         for mean, heat in zip(means[:, row], heats, strict=True)]  # fmt: skip
+                tried = 1 + rules.failed(every[0])
+                assert [tried, rules.silent(every[tried - 1])] == wanted.tolist()
 
 
 @pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
@@ -213,6 +250,70 @@ def test_token_times(device: ct.Device, name: str) -> None:
         assert (sure > 0).all() and (sure <= 1).all()
         ends = token_ends(weights[..., : FRAMES[row] // 2], 7) * 0.02
         np.testing.assert_allclose(ends, stored["times"][row, : len(tokens)], atol=0.0201)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_word_times(name: str) -> None:
+    """The words of transformers, within 20 ms of its times; a letter stands for a byte."""
+    stored, session, begin = expected(name), session_of(name, ct.device("cpu")), begin_of(name)
+    end = session.vocabulary.end
+    vocab = json.loads((FOLDER / name / "tokenizer.json").read_text())["model"]["vocab"]
+    letters = {i: text.replace("\u0120", " ") for text, i in vocab.items()}
+    heard: list[tuple[int, Word]] = []
+    for row, text in enumerate(stored["timed"].tolist()):
+        tokens = text[: text.index(end) if end in text else 39]
+        weights, sure = session.aligned(row, begin, tokens, config_of(name).alignment_heads)
+        ends = token_ends(weights[..., : FRAMES[row] // 2], 7) * 0.02
+        for is_text, run in itertools.groupby(enumerate(tokens), lambda pair: pair[1] < end):
+            if is_text:
+                at = [i for i, _ in run]
+                spoken = words([tokens[i] for i in at], ends[at].tolist(), sure[at].tolist(),
+                               float(ends[at[0] - 1]), spelled(letters), "de")  # fmt: skip
+                heard += [(row, word) for word in spoken]
+    assert [word.text for _, word in heard] == stored["words"].tolist()
+    times = [(row, word.start, word.end) for row, word in heard]
+    np.testing.assert_allclose(times, stored["spoken"], atol=0.0201)
+
+
+def spelled(letters: dict[int, str]) -> Callable[[Sequence[int]], str]:
+    return lambda ids: "".join(letters[i] for i in ids)
+
+
+BYTES = {0: b" Hall", 1: b"o", 2: b",", 3: b' "', 4: b"Welt", 5: b'"', 6: b"!", 7: b" \xe2",
+         8: b"\x82",
+         9: b"\xac", 10: b"5", 11: "\u4f60".encode(), 12: b"\xe5", 13: b"\xa5\xbd",
+         14: "\u3002".encode(), 15: b"\xff"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ids", "language", "expected"),
+    [
+        ([0, 1, 2, 0], "de", [(" Hallo,", 0, 3), (" Hall", 3, 4)]),
+        ([0, 1, 2, 4], "de", [(" Hallo", 0, 2), (",Welt", 2, 4)]),
+        ([0, 1, 3, 4, 5, 6], "de", [(" Hallo", 0, 2), (' "Welt"!', 2, 6)]),
+        ([0, 7, 8, 9, 10], "de", [(" Hall", 0, 1), (" \u20ac5", 1, 5)]),
+        ([11, 12, 13, 14], "zh", [("\u4f60", 0, 1), ("\u597d\u3002", 1, 4)]),
+        ([11, 12, 13, 14], "de", [("\u4f60\u597d\u3002", 0, 4)]),
+        ([0, 15, 1, 3, 4], "de", [(" Hall\ufffdo", 0, 3), (' "Welt', 3, 5)]),
+        ([0, 7, 8, 0, 1], "de", [(" Hall", 0, 1), (" \ufffd", 1, 3), (" Hallo", 3, 5)]),
+        ([0, 12], "ja", [(" Hall", 0, 1), ("\ufffd", 1, 2)]),
+        ([2, 0], "de", [(",", 0, 1), (" Hall", 1, 2)]),
+        ([], "de", []),
+    ],
+)
+def test_words_of_tokens(
+    ids: list[int], language: str, expected: list[tuple[str, int, int]]
+) -> None:
+    """Characters of several tokens, marks, scripts without spaces; bytes that are no character."""
+
+    def decode(given: Sequence[int]) -> str:
+        return b"".join(BYTES[i] for i in given).decode(errors="replace")
+
+    ends = [float(i + 1) for i in range(len(ids))]
+    heard = words(ids, ends, [0.5] * len(ids), 0.0, decode, language)
+    assert [(w.text, w.start, w.end) for w in heard] == expected
+    assert "".join(w.text for w in heard) == decode(ids)
+    assert {w.probability for w in heard} <= {0.5}
 
 
 def test_warping_takes_the_cheapest_path() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -212,6 +213,42 @@ def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path:
         )
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("timestamps", ["segment", "none"])
+def test_segments_last(batch: int, timestamps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins behind the last sample is dropped; one that ends there ends with it."""
+    model = transcriber("cpu")
+    first = model.config.vocabulary.first_time
+    tokens = [first, 5, first + 40, first + 60, 6, first + 140, first + 145, 7, first + 149]
+
+    def written(*_: Any) -> dict[int, tuple[list[int], int]]:
+        return {0: (tokens, len(tokens))}
+
+    monkeypatch.setattr("centella.tasks.transcription._Work._written", written)
+    for seconds, ends in ((1.61, [0.8, 1.61]), (0.5, [0.5]), (1 / RATE, [0.01])):
+        how: dict[str, Any] = {**QUIET, "batch": batch, "timestamps": timestamps}
+        segments = model.transcribe(sound(seconds), **how).segments
+        assert all(s.start < s.end for s in segments)
+        assert [s.end for s in segments] == (ends if timestamps == "segment" else ends[-1:])
+
+
+def test_the_duration_is_that_of_the_samples_once_they_are_read(tmp_path: Path) -> None:
+    """A header may state more, as that of a file that was cut off does."""
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "a.mp3", sound(9), RATE)
+    content = (tmp_path / "a.mp3").read_bytes()
+    (tmp_path / "a.mp3").write_bytes(content[: len(content) // 2])
+    told: list[tuple[float, float]] = []
+    heard = transcriber("cpu").transcribe(
+        tmp_path / "a.mp3", **QUIET, max_new_tokens=4,
+        progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert heard.duration == pytest.approx(4.5, abs=0.2)
+    assert told[0][1] == pytest.approx(9, abs=0.2)
+    assert told[-1][0] == pytest.approx(heard.duration, abs=0.011)
+    assert told[-1][1] == heard.duration
+
+
 def test_joined_regions_and_repeats() -> None:
     assert list(joined([(0, 1), (2, 3), (4, 9), (9, 10)], 5)) == [(0, 3), (4, 9), (9, 10)]
     assert repeats([1, 2, 3, 2, 3, 2, 3], 3)
@@ -275,6 +312,7 @@ def test_after_warm_nothing_is_compiled(device: ct.Device) -> None:
         ({"temperature": "hot"}, DTypeError, "temperature: expected a number"),
         ({"batch": 0}, ShapeError, "batch: expected 1 or more, got 0"),
         ({"batch": 2.5}, DTypeError, "batch: expected a whole number, got 2.5"),
+        ({"batch": 257}, ShapeError, "batch: expected 256 or fewer, got 257"),
         ({"regions": [(2, 1)]}, ShapeError, "regions: expected times in order"),
         (
             {"vad": "silero"},
@@ -354,10 +392,45 @@ def test_folders(tmp_path: Path) -> None:
         ct.load(tmp_path / "m", "cpu")
 
 
-def test_quantised() -> None:
+def test_a_folder_of_ctranslate2_is_named(tmp_path: Path) -> None:
+    for name, content in (("model.bin", "x"), ("vocabulary.json", "[]"), ("config.json", "{}")):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(WeightsError, match=r"model\.safetensors; got model\.bin .* CTranslate2"):
+        ct.load(tmp_path, "cpu", task="transcribe")
+
+
+def test_quantised_rows_have_whole_blocks() -> None:
     """Rows of 72 are no multiple of 32: the error names the parameter."""
     with pytest.raises(WeightsError, match="multiple of 32"):
         ct.load(FOLDER / "tiny", "cpu", task="transcribe", quantize="q8_0")
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize(("quantize", "bound"), [("q8_0", 0.02), ("q4_0", 0.3)])
+def test_quantised(device: ct.Device, quantize: str, bound: float, tmp_path: Path) -> None:
+    """Logits of weights in blocks of 32, beside those in f32; and a text."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    shutil.copytree(FOLDER / "tiny", tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config.update(d_model=96, encoder_ffn_dim=64, decoder_ffn_dim=64)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    rng, sizes = np.random.default_rng(7), {72: 96, 60: 64}
+    tensors = {
+        name: (rng.standard_normal([sizes.get(n, n) for n in tensor.shape]) * 0.15).astype("f4")
+        for name, tensor in numpy.load_file(FOLDER / "tiny" / "model.safetensors").items()
+    }
+    numpy.save_file(tensors, tmp_path / "m" / "model.safetensors")
+    exact = ct.load(tmp_path / "m", "cpu", task="transcribe")
+    model = ct.load(tmp_path / "m", device, task="transcribe", quantize=quantize)
+    mel, ids = rng.standard_normal((1, 80, 300)).astype(np.float32), np.array([[264, 5, 77, 31]])
+    found, expected = (
+        m(ct.asarray(mel, device=d), ct.asarray(ids.astype(np.int32), device=d)).numpy()
+        for m, d in ((model, device), (exact, ct.device("cpu")))
+    )
+    error, size = (np.sqrt(np.mean(np.square(x))) for x in (found - expected, expected))
+    assert 0 < error < bound * size, error / size
+    made = model.transcribe(sound(2), language="de", timestamps="word", max_new_tokens=6, **QUIET)
+    assert made.duration == 2.0
 
 
 @pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 2}, {"beam": 2}])

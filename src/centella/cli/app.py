@@ -91,7 +91,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella transcribe *.wav --model models/whisper --format srt --output .",
          "centella transcribe a.m4a --model models/whisper --timestamps word",
          "centella transcribe a.wav --model models/whisper --vad-model silero.onnx",
-         "arecord -r 16000 | centella transcribe - --model models/whisper"),
+         "arecord -f S16_LE -r 16000 | centella transcribe - --model models/whisper"),
     ),
     "kernels": (
         kernels.run, "List kernels, or print the source of one.",

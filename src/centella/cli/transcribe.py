@@ -26,7 +26,7 @@ from centella.errors import CentellaError
 from centella.host.files import replaced
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
-from centella.tasks.speech_options import Options, vad_network
+from centella.tasks.speech_options import MOST_WINDOWS, Options, vad_network
 from centella.tasks.transcribe import Transcriber
 from centella.tasks.transcription import Transcription
 
@@ -50,7 +50,7 @@ class Format(StrEnum):
 
 
 Files = Annotated[
-    list[str] | None, typer.Argument(metavar="FILE", help="Audio; - for standard input.")
+    list[str] | None, typer.Argument(metavar="FILE...", help="Audio; - for standard input.")
 ]
 Language = Annotated[
     str | None, typer.Option(metavar="L", help="As de or German. By default the model finds it.")
@@ -64,7 +64,12 @@ Output = Annotated[
 Beam = Annotated[int, typer.Option(min=1, metavar="N", help="Texts that are followed at once.")]
 Batch = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Windows at once, which then know no text before them."),
+    typer.Option(
+        min=1,
+        max=MOST_WINDOWS,
+        metavar="N",
+        help="Windows at once; then none has the text or the last time of the one before.",
+    ),
 ]
 Vad = Annotated[
     str,
@@ -231,7 +236,8 @@ def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
         if how.format == "json":
             parts = _as_object(file, running, heard, how)
         elif how.format == "text" and how.options["timestamps"] != "none" and how.output is None:
-            parts = _lines(heard)
+            by_words = how.options["timestamps"] == "word"
+            parts = _lines(by_word(heard) if by_words else heard)
         else:
             parts = _written(heard, how)
         if how.output is None:
@@ -275,7 +281,7 @@ def _as_object(
 
 
 def _lines(segments: Iterable[Segment]) -> Iterator[str]:
-    """A line for each segment, with its times."""
+    """A line for each segment or word, with its times."""
     for segment in segments:
         text = " ".join(printable(segment.text).split())
         yield f"[{_clock(segment.start)} - {_clock(segment.end)}] {text}\n"

@@ -104,7 +104,7 @@ def words(
     found: list[tuple[list[int], str]] = []
     for group, text in _pieces(ids, decode):
         spaced = text.startswith(" ") or text.strip() in string.punctuation
-        if found and language not in SPACELESS and not spaced:
+        if found and (not text or (language not in SPACELESS and not spaced)):
             found[-1] = (found[-1][0] + group, found[-1][1] + text)
         else:
             found.append((group, text))
@@ -116,15 +116,16 @@ def words(
 
 
 def _pieces(ids: Ids, decode: Callable[[Ids], str]) -> list[tuple[list[int], str]]:
-    """Groups of tokens, by index, that are whole characters, each with its text."""
+    """Groups of tokens, by index, that are whole characters or no text, each with its text."""
     pieces: list[tuple[list[int], str]] = []
     group: list[int] = []
+    whole, at = decode(ids), 0
     for i in range(len(ids)):
         group = [*group, i]
-        text = decode([ids[j] for j in group])
-        if "\ufffd" not in text or i == len(ids) - 1:
-            pieces.append((group, text))
-            group = []
+        text = decode(ids[: i + 1])  # ends with a replacement character within a character
+        if whole.startswith(text) or i == len(ids) - 1:
+            pieces.append((group, text[at:]))
+            group, at = [], len(text)
     return pieces
 
 

@@ -49,8 +49,9 @@ class Recording:
 
     @property
     def duration(self) -> float:
-        """Seconds: as the file says, or as far as it was read."""
-        return self.stream.duration or self.stream.position / RATE
+        """Seconds: as the file says, until its end is read; or as far as it was read."""
+        known = None if self._ended else self.stream.duration
+        return known or self.stream.position / RATE
 
     def speech_from(self, frame: int) -> int:
         """The first frame from one on where somebody speaks; -1: nobody does."""

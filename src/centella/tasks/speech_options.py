@@ -25,6 +25,7 @@ TASKS = ("transcribe", "translate")
 TIMES = ("none", "segment", "word")
 DETECTORS = ("auto", "silero", "energy", "off")
 VAD_MODEL = "CENTELLA_VAD_MODEL"  # environment variable: the file if no argument names one
+MOST_WINDOWS = 256  # at once
 SHOWN = 12  # codes of languages that an error names
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Regions = Sequence[tuple[float, float]]
@@ -240,6 +241,13 @@ def _count(op: str, name: str, value: Any) -> int | None:
     return value
 
 
+def _windows(op: str, name: str, value: Any) -> int | None:
+    count = _count(op, name, value)
+    if count is not None and count > MOST_WINDOWS:
+        raise ShapeError(f"{op}: {name}: expected {MOST_WINDOWS} or fewer, got {count}")
+    return count
+
+
 def _temperatures(op: str, name: str, value: Any) -> tuple[float, ...]:
     several = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     numbers = tuple(_number(op, name, v) for v in several)
@@ -265,7 +273,7 @@ _CHECKS: dict[str, Any] = {
     **dict.fromkeys(("language", "task", "timestamps", "prompt", "hotwords", "vad"), _text),
     "condition_on_previous_text": _flag, "temperature": _temperatures, "regions": _regions,
     "no_repeat_ngram": _whole(2, LONGEST, off=True), "max_repeats": _whole(2, 1000, off=True),
-    "seed": _whole(0, 0x7FFFFFFF), "batch": _count, "beam": _whole(1, 16),
+    "seed": _whole(0, 0x7FFFFFFF), "batch": _windows, "beam": _whole(1, 16),
     "max_new_tokens": _count, "vad_model": _as_it_is,
 }  # fmt: skip
 

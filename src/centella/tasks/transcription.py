@@ -132,7 +132,7 @@ class _Work:
                 cuts = _all(attempt.tokens, first_time, window.frames)
                 if timed:
                     cuts, step = cut(attempt.tokens, first_time, window.frames)
-                cuts = self._with_text(cuts)
+                cuts = self._with_text(cuts, window)
                 yield from self._told(session, 0, window, attempt, cuts)
                 self._remember(attempt, cuts)
             at += max(step, FRAMES_A_STEP)
@@ -150,7 +150,8 @@ class _Work:
                     cuts = (cut_all if timed else _all)(
                         attempt.tokens, self._vocabulary.first_time, window.frames
                     )
-                    yield from self._told(session, row, window, attempt, self._with_text(cuts))
+                    cuts = self._with_text(cuts, window)
+                    yield from self._told(session, row, window, attempt, cuts)
                 self._tell(window.start + window.frames)
 
     def _tell(self, frames: int) -> None:
@@ -245,23 +246,21 @@ class _Work:
         """Segments of a window, at their times in the recording."""
         timing = self._timing(session, row, window, attempt)
         for piece in cuts:
-            start, end = (
-                min(t * FRAMES_A_STEP, window.frames) + window.start
-                for t in (piece.start, piece.end)
-            )
+            start, end = ((frame + window.start) / 100 for frame in _bounds(piece, window))
             yield Segment(
-                start / 100, end / 100, self._text(piece.tokens), timing(piece) if timing else (),
+                start, end, self._text(piece.tokens), timing(piece) if timing else (),
                 tuple(t for t in piece.tokens if t < self._vocabulary.end), attempt.avg_logprob,
                 attempt.compression_ratio, attempt.no_speech_prob, attempt.temperature,
             )  # fmt: skip
 
-    def _with_text(self, cuts: Sequence[Cut]) -> list[Cut]:
-        """Segments without those that are blank or have no length."""
-        timed = self._options.timestamps != "none"
-        return [
-            piece for piece in cuts
-            if self._text(piece.tokens).strip() and not (timed and piece.start == piece.end)
-        ]  # fmt: skip
+    def _with_text(self, cuts: Sequence[Cut], window: Window) -> list[Cut]:
+        """Segments without those that are blank or have no length within the sound."""
+
+        def lasts(piece: Cut) -> bool:
+            start, end = _bounds(piece, window)
+            return start < end
+
+        return [piece for piece in cuts if self._text(piece.tokens).strip() and lasts(piece)]
 
     def _remember(self, attempt: Attempt, cuts: Sequence[Cut]) -> None:
         """What the next window is told."""
@@ -308,7 +307,15 @@ class _Work:
 
 def _all(tokens: Sequence[int], first_time: int, frames: int) -> list[Cut]:
     """A window's text as one segment, whatever times are in it."""
-    return [Cut(0, frames // FRAMES_A_STEP, tuple(tokens), 0)]
+    return [Cut(0, -(-frames // FRAMES_A_STEP), tuple(tokens), 0)]
+
+
+def _bounds(piece: Cut, window: Window) -> tuple[int, int]:
+    """Frames of a window's sound that a segment begins and ends with."""
+    return (
+        min(piece.start * FRAMES_A_STEP, window.frames),
+        min(piece.end * FRAMES_A_STEP, window.frames),
+    )
 
 
 def _groups(windows: Iterable[Window], size: int) -> Iterator[list[Window]]:

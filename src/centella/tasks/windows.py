@@ -114,7 +114,7 @@ def whole(tokens: Sequence[int], first_time: int, frames: int, at: int = 0) -> C
     some = tuple(tokens[at:])
     times = [token - first_time for token in some if token >= first_time]
     start = times[0] if at and times else 0
-    last = times[-1] if times and times[-1] > start else frames // FRAMES_A_STEP
+    last = times[-1] if times and times[-1] > start else -(-frames // FRAMES_A_STEP)
     return Cut(start, max(last, start), some, at)
 
 

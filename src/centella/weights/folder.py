@@ -117,9 +117,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The values of config.json.
 
     Raises:
-        WeightsError: there is none.
+        WeightsError: there is none; the folder is one of CTranslate2.
     """
     file = folder / "config.json"
+    if is_file(folder / "model.bin") and any(folder.glob("vocabulary.*")):
+        raise WeightsError(
+            f"{folder}: expected a folder as transformers writes it, with model.safetensors; got "
+            f"model.bin and a vocabulary as CTranslate2 (faster-whisper) has them: load the "
+            f"repository that they were converted from"
+        )
     if not is_file(file):
         raise WeightsError(f"{file}: expected a model's config, got no such file")
     return read_json(file)

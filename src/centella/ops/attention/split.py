@@ -23,7 +23,7 @@ from centella.op.op import Lowered
 from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents, texts_of
 from centella.ops.attention.table import FEW_QUERIES, row_of
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
@@ -306,7 +306,7 @@ kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewri
 
 def _parts_of(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
     """The parts, where the threads of a group hold a head."""
-    fits = 0 < form.inputs[0].shape[3] <= MOST_DIM
+    fits = 0 < form.inputs[0].shape[3] <= MOST_DIM and texts_of(form) is None
     return Parts.of(form, FEWEST_KEYS, most=row_of(caps).rows) if fits else None
 
 
@@ -318,9 +318,9 @@ def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
 def few_queries(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """Few queries of many keys, of a head that a group holds."""
     (lq, dim), (_, lk) = form.inputs[0].shape[2:], extents(form)
-    return lq <= FEW_QUERIES and lk >= ENOUGH_KEYS and dim <= MOST_DIM
+    return texts_of(form) is None and lq <= FEW_QUERIES and lk >= ENOUGH_KEYS and dim <= MOST_DIM
 
 
 SPLIT = AttentionVariant(
-    "split", _parts_of, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}"
+    "split", _parts_of, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}, no offsets"
 )
