@@ -2,8 +2,9 @@
 
 `--llama` names a folder with these programs, llama.cpp's source (a folder or an archive, as the
 sdist of llama-cpp-python has it in `vendor/llama.cpp`), or nothing: then those on the path are
-used. A source is built here once, for CUDA where `nvcc` is. Where that fails there are no figures,
-and a row says why.
+used. A source is built here once, for CUDA where `nvcc` is; of it CMakeLists.txt, cmake, common,
+ggml, include, src, tools without tools/ui, and vendor are enough, 10 MB packed. Where that fails
+there are no figures, and a row says why.
 """
 
 from __future__ import annotations
@@ -130,12 +131,19 @@ def measured(
             words_ = ["-c", str(max(several) * (prompt + tokens)), "-b", "2048", "-npp",
                       str(prompt), "-ntg", str(tokens), "-npl", ",".join(map(str, several)),
                       "--output-format", "jsonl"]  # fmt: skip
-            out = run([str(folder / BATCHED), *common, *words_], RUN_SECONDS)
-            for line in out.splitlines():
-                if line.startswith("{"):
-                    row = json.loads(line)
-                    yield row["pl"], {"bench": f"decode{behind(prompt)}", "unit": "tokens/s",
-                                      **middle([row["speed_tg"]], 1.0)}  # fmt: skip
+            for row in batched([str(folder / BATCHED), *common, *words_]):
+                yield row["pl"], {"bench": f"decode{behind(prompt)}", "unit": "tokens/s",
+                                  **middle([row["speed_tg"]], 1.0)}  # fmt: skip
+
+
+def batched(command: list[str]) -> list[dict[str, Any]]:
+    """What llama-batched-bench says; its log is written by a thread, which may lose the end."""
+    for _ in range(3):
+        lines = run(command, RUN_SECONDS).splitlines()
+        told = [json.loads(line[line.index("{") :]) for line in lines if line.endswith("}")]
+        if told:
+            return told
+    raise NotHereError(f"{BATCHED}: expected lines of JSON, got none")
 
 
 def middle(ordered: list[float], scale: float) -> Row:

@@ -12,7 +12,8 @@ from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.ptx import emit_ptx
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.attention.rope_choice import APART, CLUSTER, lower
+from centella.op.variant import Variant
+from centella.ops.attention.rope_choice import APART, CLUSTER, SPLIT_STEP_MMA, lower
 from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -90,7 +91,22 @@ def test_what_it_keeps_in_f32_stays_in_registers(form: dict[str, Any], tmp_path:
     assert resources(report)[1] == 0
 
 
+def test_long_caches_in_16_bits_are_two_launches() -> None:
+    names = ["rope_split_mma", "attention_combine"]
+    for form in ({}, {"tokens": 8}, {"blocks": True}, {"heads": 128}):
+        first, second = launched(CAPS, capacity=8192, **form).calls
+        assert [first.kernel.name, second.kernel.name] == names
+        assert [r.index for r in first.tensors] == [2, 3, 4, 5, 6, 0, 1, 10]
+        assert [r.index for r in second.tensors] == [10, 5, 9]
+    assert [c.kernel.name for c in launched(AMPERE).calls] == names
+    for form in ({"half": 12}, {"dim": 20}):
+        assert launched(CAPS, capacity=8192, **form).calls[0].kernel.name == "rope_cache_write", (
+            form
+        )
+
+
 @needs_ptxas
+@pytest.mark.parametrize("variant", [CLUSTER, SPLIT_STEP_MMA], ids=["cluster", "split_mma"])
 @pytest.mark.parametrize(
     "form",
     [
@@ -102,8 +118,10 @@ def test_what_it_keeps_in_f32_stays_in_registers(form: dict[str, Any], tmp_path:
     ],
     ids=str,
 )
-def test_it_stays_in_registers(form: dict[str, Any], tmp_path: Path) -> None:
-    (call,) = CLUSTER.lower(form_of(**form), CAPS).calls
+def test_it_stays_in_registers(
+    variant: Variant[Any, Any], form: dict[str, Any], tmp_path: Path
+) -> None:
+    call, *_ = variant.lower(form_of(**form), CAPS).calls
     report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
     registers, stack = resources(report)
     assert stack == 0 and registers * 128 * 2 <= 65_536

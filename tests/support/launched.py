@@ -19,7 +19,8 @@ Array = np.ndarray[Any, Any]
 def traced(call: Call) -> KernelIR:
     """The kernel of a launch."""
     dtypes = tuple(r.spec.dtype for r in call.tensors)
-    return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.signature)
+    unit = tuple(r.spec.unit_rows for r in call.tensors)
+    return call.kernel.specialise(dtypes, unit, call.constants, call.workgroup, call.signature)
 
 
 def one_launch(

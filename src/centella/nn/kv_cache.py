@@ -218,8 +218,8 @@ class KVCache:
     ) -> Tensor:  # fmt: skip
         """`append_qkv`, then `attend` of what it gives: all that a layer does between products.
 
-        For f16 and bf16 on NVIDIA GPUs from sm_90 on that is one launch while few queries share
-        their keys, for one token in f32 it is two; elsewhere it is the launches of both.
+        While few queries share their keys that is one launch or two for f16 and bf16 on NVIDIA
+        GPUs with tensor cores, for one token in f32 two; elsewhere it is the launches of both.
 
         Args:
             qkv, cos, sin, layer, qk_norm, eps, interleaved: as for `append_qkv`.

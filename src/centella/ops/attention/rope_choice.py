@@ -1,4 +1,4 @@
-"""The launches of `rope_attend`: one with clusters, two in f32, else those of both operations."""
+"""The launches of `rope_attend`: one with clusters, two of few queries, else those of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from centella.ops.attention.problem import scalars_of
 from centella.ops.attention.rope_cluster import kernel
 from centella.ops.attention.rope_split import WIDTH, words_of
 from centella.ops.attention.rope_split import kernel as rope_split
+from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
 from centella.ops.attention.split import SPLIT, Layout, few_queries
+from centella.ops.attention.split_mma import SPLIT_MMA
+from centella.ops.attention.split_warp import SplitTile
 from centella.ops.cache import cache_scalars
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
@@ -91,14 +94,37 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
     return parts if layout["chunk"] and fits else None
 
 
-def _two_launches(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowered:
+def _two_launches(
+    form: Form[RopeAttendAttrs], parts: Parts, caps: Caps, kernel: Kernel = rope_split,
+    constants: Constants = (), threads: int | None = None,
+) -> Lowered:  # fmt: skip
     inner, count = attention_form(form), len(form.inputs)
     partial = count + 3
-    first = _first(rope_split, form, parts, (), {}, {"partial": Ref(partial, parts.spec)})
-    attend = launches_of(rope_split, parts, inner, (), caps)
+    left = {"partial": Ref(partial, parts.spec)}
+    first = _first(kernel, form, parts, constants, {}, left, threads)
+    attend = launches_of(kernel, parts, inner, (), caps)
     operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
     combine = attend.within(operands, partial).calls[1]
     return Lowered((first, combine), attend.temporaries)
+
+
+def _parts_mma(form: Form[RopeAttendAttrs], caps: Caps) -> SplitTile | None:
+    """How a group works where 16-bit rows are whole chunks on tensor cores."""
+    inner = attention_form(form)
+    keys, values, x, cos, sin, *_ = form.inputs
+    tile = SPLIT_MMA.tile(inner, caps) if x.aligned else None
+    layout = layout_of(cos, sin, form.attrs.interleaved, inner.inputs[0], keys, values, x)
+    return tile if isinstance(tile, SplitTile) and layout["chunk"] else None
+
+
+def _two_launches_mma(form: Form[RopeAttendAttrs], tile: SplitTile, caps: Caps) -> Lowered:
+    parts = Parts.of(attention_form(form), tile.step, tile.groups)
+    constants = (("tile", tile), ("tokens", form.outputs[2].shape[1]))
+    return _two_launches(form, parts, caps, rope_split_mma, constants, tile.threads)
+
+
+def _preferred_mma(form: Form[RopeAttendAttrs], caps: Caps) -> bool:
+    return few_queries(attention_form(form), caps) and caps.fast_tensor_cores
 
 
 def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
@@ -119,10 +145,13 @@ CLUSTER: Variant[Form[RopeAttendAttrs], ClusterTile] = Variant(
 SPLIT_STEP: Variant[Form[RopeAttendAttrs], Parts] = Variant(
     "split", _parts, _two_launches, lambda form, caps: few_queries(attention_form(form), caps)
 )
+SPLIT_STEP_MMA: Variant[Form[RopeAttendAttrs], SplitTile] = Variant(
+    "split_mma", _parts_mma, _two_launches_mma, _preferred_mma
+)
 APART: Variant[Form[RopeAttendAttrs], bool] = Variant("apart", lambda form, caps: True, _both)
 
 
 def lower(form: Form[RopeAttendAttrs], caps: Caps) -> Lowered:
     """The launches of the variant that is forced or chosen."""
-    variant = choose((CLUSTER, SPLIT_STEP, APART), form, caps, form.attrs.variant, "rope_attend")
-    return variant.lower(form, caps)
+    order = (CLUSTER, SPLIT_STEP_MMA, SPLIT_STEP, APART)
+    return choose(order, form, caps, form.attrs.variant, "rope_attend").lower(form, caps)

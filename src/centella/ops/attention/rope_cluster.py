@@ -184,6 +184,37 @@ class StepRows:
         return read
 
 
+def walked(
+    work: Work, masks: dict[str, Any], last: Any, writes: Any, *, tile: SplitTile, dim: int,
+    rows: int, tokens: int, scoring: Scoring, turn: Turn, x: Any, norms: Any, keys: Any,
+    values: Any, table: Any,
+) -> Warp:  # fmt: skip
+    """What a warp has of its group's part: of the cache, and where it is the `last` of the step.
+
+    Args:
+        writes: whether the group writes the step's keys and values.
+    """
+    scale = product_scale(scoring, LOG2E)
+    start = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
+    work.end = lang.minimum(work.end, start)  # what the cache has so far
+    warp, cached = Warp(work, dim, keys.dtype), CachedRows(work, keys, values)
+    with lang.if_(work.begin < work.end):
+        warp.load_keys(work.begin, cached)
+        warp.load_values(work.begin, cached)
+    step = StepRows(work, dim, rows, tokens)
+    step.fill(x, norms, turn, keys, values, table, writes)
+    lang.barrier()
+    warp.load_queries(step.query)
+    with lang.if_(work.begin < work.end):
+        warp.walk(work.begin, work.end, tile.step, scale, cached)
+    with lang.if_(last):
+        warp.load_keys(start, step)
+        warp.load_values(start, step)
+        warp.score()
+        warp.mix(warp.soften(start, scale, work.all_end))
+    return warp
+
+
 def _rope_attend(
     *, tile: SplitTile, splits: int, dim: int, rows: int, tokens: int, scoring: Scoring,
     layout: tuple[tuple[str, bool], ...], x: Argument, cos: Argument, sin: Argument,
@@ -194,25 +225,13 @@ def _rope_attend(
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.together)
     table, masks = masks_of(starts, blocks)
-    work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
-    start = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
-    work.end = lang.minimum(work.end, start)  # what the cache has so far
-    warp, cached = Warp(work, dim, keys.dtype), CachedRows(work, keys, values)
-    with lang.if_(work.begin < work.end):
-        warp.load_keys(work.begin, cached)
-        warp.load_values(work.begin, cached)
-    step = StepRows(work, dim, rows, tokens)
+    work = Work(masks, scoring, rows)
     last = work.split == splits - 1
-    step.fill(x, norms, Turn(cos, sin, **dict(layout)), keys, values, table, last)
-    lang.barrier()
-    warp.load_queries(step.query)
-    with lang.if_(work.begin < work.end):
-        warp.walk(work.begin, work.end, tile.step, scale, cached)
-    with lang.if_(last):
-        warp.load_keys(start, step)
-        warp.load_values(start, step)
-        warp.score()
-        warp.mix(warp.soften(start, scale, work.all_end))
+    warp = walked(
+        work, masks, last, last, tile=tile, dim=dim, rows=rows, tokens=tokens, scoring=scoring,
+        turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
+        table=table,
+    )  # fmt: skip
     sums = Sums(splits, rows, dim)
     sums.gather(warp, tile)
     sums.write(work, masks, tile, y)

@@ -15,6 +15,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument, Shared
+from centella.lang.values import Expr, Operand
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Work
 from centella.ops.attention.rope_cluster import Scaled, masks_of
@@ -36,12 +38,12 @@ def words_of(lay: Layout) -> int:
 class _Rows(Struct, frozen=True, eq=False):
     """Rows in workgroup memory, as a thread loads those of a tensor."""
 
-    memory: Any
+    memory: Shared
     dtype: DType = f32
 
-    def load(self, place: Any) -> list[Any]:
+    def load(self, place: Operand) -> list[Expr]:
         """Four elements."""
-        return self.memory.load(place)  # type: ignore[no-any-return]  # traced
+        return self.memory.load(place)
 
 
 class _Step:
@@ -53,13 +55,15 @@ class _Step:
         owns: whether the group has the step's key among its own.
     """
 
-    def __init__(self, work: Work, my: Thread, x: Any, norms: Any, owns: Any) -> None:
+    def __init__(
+        self, work: Work, my: Thread, x: Argument, norms: Argument | None, owns: Operand
+    ) -> None:  # fmt: skip
         self._work, self._my, self._x, self._norms, self._owns = work, my, x, norms, owns
         self._chunks = my.lay.dim // WIDTH
         self._key = lang.shared(f32, my.lay.dim)
         self._squares = lang.shared(f32, (my.lay.rows + 1) * self._chunks)
 
-    def _items(self) -> list[tuple[Any, Any, Any, Any]]:
+    def _items(self) -> list[tuple[Operand, Operand, Operand, Operand]]:
         """A thread's chunks of the rows: number, row, column, and whether there is such a one."""
         last = (self._my.lay.rows + 1) * self._chunks - 1
         numbers = [self._my.me + base for base in range(0, last + 1, THREADS)]
@@ -67,14 +71,14 @@ class _Step:
         return [(n, n // self._chunks, n % self._chunks * WIDTH, at <= last)
                 for at, n in zip(numbers, safe, strict=True)]  # fmt: skip
 
-    def _start(self, row: Any) -> Any:
+    def _start(self, row: Operand) -> Any:
         """Where a row begins in x: a query's, or after them the key's."""
         rows = self._my.lay.rows
         head, _ = self._work.place(lang.minimum(row, rows - 1))
         key = lang.parameter("heads", u32) + self._work.kv_head
         return offset_of([self._work.b, lang.select(row < rows, head, key), 0], "x")
 
-    def _factor(self, row: Any) -> Any:
+    def _factor(self, row: Operand) -> Operand:
         """What a row is multiplied by before the weights of its norm."""
         total, first = lang.const(0.0, f32), row * self._chunks
         whole = self._chunks % 4 == 0
@@ -85,7 +89,9 @@ class _Step:
         mean = total / lang.cast(lang.parameter("dim", u32), f32)
         return 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
 
-    def fill(self, turn: Turn, keys: Any, values: Any, starts: Any, position: Any) -> None:
+    def fill(
+        self, turn: Turn, keys: Argument, values: Argument, starts: Any, position: Operand
+    ) -> None:  # fmt: skip
         """Compute the rows; the group's threads see them, and key and value are in the cache."""
         if self._norms is not None:
             for number, row, column, inside in self._items():
@@ -134,7 +140,7 @@ class _Step:
         lang.barrier()
         return found
 
-    def take(self, query: list[list[Any]], position: Any) -> None:
+    def take(self, query: list[list[Any]], position: Operand) -> None:
         """Take the step's key: the first of the first team."""
         my, zero = self._my, lang.const(0, u32)
         key = my.load(_Rows(self._key), zero, True, None)
@@ -146,8 +152,8 @@ class _Step:
 
 def _rope_split(
     *, dim: int, rows: int, scoring: Scoring, layout: tuple[tuple[str, bool], ...], blocks: bool,
-    x: Any, cos: Any, sin: Any, starts: Any, keys: Any, values: Any, partial: Any,
-    norms: Any = None,
+    x: Argument, cos: Argument, sin: Argument, starts: Argument, keys: Argument, values: Argument,
+    partial: Argument, norms: Argument | None = None,
 ) -> None:  # fmt: skip
     table, masks = masks_of(starts, blocks)
     work, my = Work(masks, scoring, rows), Thread(Layout(dim, rows, WIDTH))

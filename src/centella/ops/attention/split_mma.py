@@ -20,7 +20,7 @@ from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
 from centella.ops.attention.split import few_queries
-from centella.ops.attention.split_warp import CHUNK, MOST_DIM, CachedRows, SplitTile
+from centella.ops.attention.split_warp import CHUNK, MOST_DIM, CachedRows, SplitTile, Warp
 from centella.ops.attention.split_warp_i8 import tile_of, warp_of
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
@@ -38,16 +38,21 @@ def _split_mma(
         warp.load_values(work.begin, cached)
         warp.load_queries(lambda row, element: q.load_bits(work.query(row) + element))
         warp.walk(work.begin, work.end, tile.step, scale, cached)
+        leave(warp, work, tile, rows, partial)
 
-        def put_stats(query: Any, high: Any, whole: Any) -> None:
-            at = work.results(query).stats
-            partial[at] = high
-            partial[at + 1] = whole
 
-        def put_sums(query: Any, element: Operand, sums: list[Expr]) -> None:
-            partial.store(work.results(query).sums + element, sums)
+def leave(warp: Warp, work: Work, tile: SplitTile, rows: int, partial: Argument) -> None:
+    """Leave a part's results for the second launch."""
 
-        warp.add_up(tile, rows, put_stats, put_sums)
+    def put_stats(query: Any, high: Any, whole: Any) -> None:
+        at = work.results(query).stats
+        partial[at] = high
+        partial[at + 1] = whole
+
+    def put_sums(query: Any, element: Operand, sums: list[Expr]) -> None:
+        partial.store(work.results(query).sums + element, sums)
+
+    warp.add_up(tile, rows, put_stats, put_sums)
 
 
 kernel: Kernel = Kernel(_split_mma, workgroup=128, name="attention_split_mma")

@@ -1,0 +1,39 @@
+"""A decoder's rotation and cache in the launch that attends to the parts of its keys, in 16 bits.
+
+The groups work as those of `rope_attend`; what they have goes to memory, as in `split_mma`, where a
+second launch adds it up. The part that ends the keys has those of the step.
+"""
+
+from __future__ import annotations
+
+from centella import lang
+from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.ops.attention.masks import Scoring
+from centella.ops.attention.parts import Work
+from centella.ops.attention.rope_cluster import masks_of, walked
+from centella.ops.attention.split_mma import leave
+from centella.ops.attention.split_warp import SplitTile
+from centella.ops.rope import Turn
+
+
+def _rope_split_mma(
+    *, tile: SplitTile, dim: int, rows: int, tokens: int, scoring: Scoring,
+    layout: tuple[tuple[str, bool], ...], blocks: bool, x: Argument, cos: Argument, sin: Argument,
+    starts: Argument, keys: Argument, values: Argument, partial: Argument,
+    norms: Argument | None = None,
+) -> None:  # fmt: skip
+    lang.ptx.resident(tile.together)
+    table, masks = masks_of(starts, blocks)
+    work = Work(masks, scoring, rows)
+    with lang.if_(work.begin < work.end):
+        last = work.end == work.all_end
+        warp = walked(
+            work, masks, last, last & (work.block == 0), tile=tile, dim=dim, rows=rows,
+            tokens=tokens, scoring=scoring, turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms,
+            keys=keys, values=values, table=table,
+        )  # fmt: skip
+        leave(warp, work, tile, rows, partial)
+
+
+kernel: Kernel = Kernel(_rope_split_mma, workgroup=128, name="rope_split_mma")
