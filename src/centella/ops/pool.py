@@ -36,7 +36,7 @@ def _mean_pool(*, chunk: bool, ends: bool, x: Argument, lengths: Argument, y: Ar
         first = count if ends else b * seq_len
         if ends:
             end = lang.minimum(lang.bitcast(lang.maximum(lengths[b + 1], 0), u32), seq_len)
-            count = lang.maximum(end, first) - first
+            count = lang.minimum(lang.maximum(end, first) - first, seq_len)  # a bound of the loop
         sums = [lang.var(0.0, f32) for _ in range(width)]
         for step in lang.range(count):
             values = load(x, first + step, column, columns, width, chunk)
