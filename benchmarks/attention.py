@@ -12,6 +12,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,22 @@ def attention(args: argparse.Namespace) -> Iterator[Row]:
             if torch is not None:
                 contestants["torch"] = sdpa(torch, shape, sets, dtype)
             yield from timed("attention", shape, sets[0], contestants, args.rounds, dtype)
+
+
+def bias(args: argparse.Namespace) -> Iterator[Row]:
+    """MPNet's attention with its bias as a table by distance, and as a mask of every pair."""
+    shape = SMALL[0] if args.small else Shape("MPNet", 64, 12, 12, 384, 384, 64)
+    for dtype in map(dtype_of, (args.dtypes or "f32,f16").split(",")):
+        sets, contestants = operands(shape, dtype), dict[str, Timed]()
+        scores = (1, shape.heads, shape.queries, shape.keys)
+        for name in args.devices:
+            device = ct.device(name)
+            tensors = resident(device, sets, dtype)
+            for kind, size in (("bias", (shape.heads, 257)), ("mask", scores)):
+                added = {kind: ct.asarray(np.zeros(size, np.float32), device=device)}
+                attend = partial(ct.attention, **added)
+                contestants[f"{name}, {kind}"] = ours(device, shape, sets, dtype, tensors, attend)
+        yield from timed("attention, added", shape, sets[0], contestants, args.rounds, dtype)
 
 
 # -- sweep -----------------------------------------------------------------------------------------

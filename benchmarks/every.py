@@ -38,7 +38,9 @@ class Case(Struct, frozen=True):
 
 CASES = (
     Case("generate", "generate --rows 1", 90),
+    Case("generate-chain", "generate --rows 1 --variant linear_chain=resident", 90),
     Case("timeline", "timeline --shapes 4b,0.6b", 20),
+    Case("speculation", "speculation --shapes 4b,0.6b", 20),
     Case("transcribe", "transcribe", 70),
     Case("speech", "speech --rows 1,8", 160),
     Case("first-text", "first --shapes whisper-tiny", 30),
@@ -46,12 +48,17 @@ CASES = (
     Case("sentence", "sentence --model {model}", 20),
     Case("passages", "passages --model {model} --rounds 5", 40),
     Case("search", "search --shapes 1e6", 40),
-    Case("first", "first --shapes qwen3-0.6b,qwen3-4b", 110),
+    Case("first", "first --shapes qwen3-0.6b,qwen3-4b", 130),
     Case("generate-quantized", "generate --rows 1 --shapes 4b --dtypes q8_0,q4_k", 50),
     Case("generate-8b", "generate --rows 1 --shapes 8b", 50),
     Case("generate-long", "generate --rows 1 --shapes 4b --prompt 8192,32768", 60),
+    Case("generate-moe", "generate --rows 1,16 --shapes 30b-a3b", 60),
+    Case("llama", "llama --rows 1 --shapes 4b,0.6b --prompt 512", 300),
+    Case("llama-quantized", "llama --rows 1 --shapes 4b --dtypes q8_0,q4_k", 60),
+    Case("llama-long", "llama --rows 1 --shapes 4b --prompt 8192,32768", 60),
     Case("shapes", "shapes --shapes bge-m3,reranker,modernbert", 200),
     Case("generate-batches", "generate --rows 4,8,16,64 --prompt 1024", 100),
+    Case("llama-batches", "llama --rows 4,8,16,64 --shapes 4b --prompt 1024", 60),
     Case("million", "million --model {model}", 70),
     Case("first-text-large", "first --shapes whisper-large-v3", 50),
     Case("search-1e7", "search --shapes 1e7", 80),
@@ -94,6 +101,7 @@ def run(case: Case, args: argparse.Namespace, folder: Path, limit: float) -> boo
         del words[at : at + 2]
     words += ["--devices", ",".join(devices), "--json", str(file_of(case, args.name, folder))]
     words += ["--small", "--rounds", "1"] if args.small else []
+    words += ["--llama", args.llama] if args.llama else []
     begin = time.monotonic()
     with (folder / f"{args.name}-{case.name}.log").open("w") as log:
         try:
@@ -121,6 +129,9 @@ def table(done: list[Case], machine: str, folder: Path) -> None:
         rows: list[Row] = json.loads(file.read_text())["rows"] if file.exists() else []
         for row in rows:
             shape = "x".join(map(str, row["shape"]))
+            if "skipped" in row:
+                print(f"{row['bench'][:WIDE]} {shape} {row['who'][:WIDE]}: {row['skipped']}")
+                continue
             share = f" {row['share']:.0%}" if "share" in row else ""
             bar = f" bar {row['bar']:,.1f}" if "bar" in row else ""
             p99 = f" p99 {row['p99']:,.2f}" if "p99" in row else ""

@@ -2,7 +2,8 @@
 
 Checkpoints are written here, at a speed that a row says, and so lie in the page cache. "first"
 finds the caches of compiled kernels empty, "again" as the process before has left them. Peer:
-transformers in a new process, the same folder.
+transformers in a new process, the same folder. Of decoders "loaded" is how fast their files come to
+the device, "q8_0 at load" how long that takes with quantising there.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from checkpoints import words, write
-from measure import Row, cost, torch_or_none
+from measure import Row, cost, summary, timed, torch_or_none
 from sound import write_wav
+
+import centella as ct
 
 CACHES = (
     "XDG_CACHE_HOME", "MESA_SHADER_CACHE_DIR", "CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH",
@@ -82,6 +86,7 @@ def _compile(command: list[str], environment: dict[str, str]) -> float:
 # -- models on the disk ----------------------------------------------------------------------------
 
 BARS = {"qwen3-0.6b": 1200.0, "qwen3-4b": 3500.0}  # ms, of "again"
+LOAD = 5.0  # GB/s
 AGAIN = 3  # processes that find the caches filled
 GENERATE = "from centella.cli import main; main()"
 TRANSCRIBE = """
@@ -123,6 +128,29 @@ def first(args: argparse.Namespace) -> Iterator[Row]:
             sound = folder / "sound.wav"
             write_wav(sound, 4 if args.small else 30)
             yield from _first(args, kind, folder, sound)
+            if not kind.startswith("whisper"):
+                yield from _loaded(args, kind, folder)
+
+
+def _loaded(args: argparse.Namespace, kind: str, folder: Path) -> Iterator[Row]:
+    """Gigabytes a second from the page cache to the device, and seconds with quantising."""
+    gigabytes = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e9
+    for name in args.devices:
+        device = ct.device(name)
+        base: Row = {"who": name, "shape": [1]}
+        for quantize in (None, "q8_0", "q4_0"):
+
+            def load(quantize: Any = quantize, device: ct.Device = device) -> None:
+                ct.load(folder, device, quantize=quantize, task="generate")
+
+            seconds = timed(load, 1 if args.small else AGAIN, device.synchronize)
+            if quantize is None:
+                row = {"unit": "GB/s", **summary(seconds, gigabytes)}
+                row |= {"bar": LOAD} if name.startswith("cuda") else {}
+                yield {**base, "bench": f"{kind}, loaded", **row}
+            else:
+                yield {**base, "bench": f"{kind}, {quantize} at load", "unit": "s",
+                       **cost(seconds, 1.0)}  # fmt: skip
 
 
 def _first(args: argparse.Namespace, kind: str, folder: Path, sound: Path) -> Iterator[Row]:

@@ -25,7 +25,8 @@ from centella.op import op
 from centella.ops.matmul import choice
 from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.skinny import SKINNY_MMA, Skinny, skinny_tile_of
-from centella.ops.matmul.thin import ROWS, SKINNY, Thin
+from centella.ops.matmul.sums import Thin
+from centella.ops.matmul.thin import ROWS, SKINNY
 from centella.specs import make_spec
 from centella.tensors.tensor import apply
 

@@ -4,7 +4,9 @@ Weights of four layers take turns, so that no cache holds them and little is upl
 products read as many bytes as in the real model. A decode step is what `Generator` runs: a replay
 that reads and writes the last token on the device. The limit is the bytes of the weights, and of
 the keys and values so far, at the rate at which this card reads. `--prompt 512,8192,32768` are
-lengths of the past, `--cache f,i8` what it is stored in: as activations, or in 8 bits.
+lengths of the past, `--cache f,i8` what it is stored in: as activations, or in 8 bits. Of a mixture
+of experts a token reads the chosen ones, several tokens those that random choices would name.
+Peers: transformers where torch has a GPU; llama.cpp by `run.py llama` (`peer_llama.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {  # hidden, layers, he
     "4b": (2560, 36, 32, 8, 9728, True),
     "8b": (4096, 36, 32, 8, 12288, False),
 }
+EXPERTS: dict[str, tuple[int, int, int]] = {  # experts, those of a token, inner size of each
+    "mini-moe": (8, 2, 64),
+    "30b-a3b": (128, 8, 768),
+}
+SIZES |= {"mini-moe": SIZES["mini"], "30b-a3b": (2048, 48, 32, 4, 6144, False)}
 VOCAB, HEAD_DIM, LAYERS = 151936, 128, 4  # layers with weights of their own
 PROMPT, TOKENS, PEER_TOKENS, ROUNDS = 512, 64, 32, 3
 MOST_ROWS = 8192  # of x, of the products that a prefill is compared with
@@ -45,8 +52,13 @@ MOST_ROWS = 8192  # of x, of the products that a prefill is compared with
 def values_of(size: str) -> dict[str, Any]:
     """Qwen3's config.json of that size."""
     hidden, layers, heads, kv, inner, tied = SIZES[size]
+    mixture: dict[str, Any] = {"model_type": "qwen3"}
+    if size in EXPERTS:
+        experts, picks, each = EXPERTS[size]
+        mixture = {"model_type": "qwen3_moe", "num_experts": experts, "norm_topk_prob": True,
+                   "num_experts_per_tok": picks, "moe_intermediate_size": each}  # fmt: skip
     return {
-        "model_type": "qwen3", "vocab_size": 1000 if size == "mini" else VOCAB,
+        **mixture, "vocab_size": 1000 if size.startswith("mini") else VOCAB,
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": kv, "head_dim": HEAD_DIM, "intermediate_size": inner,
         "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "hidden_act": "silu",
@@ -63,11 +75,13 @@ def model_of(size: str, device: ct.Device, dtype: str) -> LlamaModel:
     return model
 
 
-def weight_bytes(model: LlamaModel) -> int:
-    """Bytes of weights that a token reads."""
-    tied = model.config.tie_word_embeddings
-    skipped = "" if tied else "embed_tokens.weight"
-    return sum(t.nbytes for name, t in model.named_parameters() if not _is(name, skipped))
+def weight_bytes(model: LlamaModel, batch: int = 1) -> float:
+    """Bytes of weights that a step reads; of experts, those that random choices name."""
+    c = model.config
+    skipped = "" if c.tie_word_embeddings else "embed_tokens.weight"
+    chosen = 1 - (1 - c.num_experts_per_tok / max(1, c.num_experts)) ** batch
+    return sum(t.nbytes * (chosen if ".experts." in name else 1.0)
+               for name, t in model.named_parameters() if not _is(name, skipped))  # fmt: skip
 
 
 def _is(name: str, parameter: str) -> bool:
@@ -91,7 +105,7 @@ def generate(args: argparse.Namespace) -> Iterator[Row]:
                     row = served(model, batch, args.small, stored)
                     yield {"who": who, **row, "shape": (size, batch)}
             del model
-        if (torch := torch_or_none()) is not None:
+        if (torch := torch_or_none()) is not None and size not in EXPERTS:
             with torch.inference_mode():
                 yield from peer(torch, size, batches, prompts_of(args), args.compile)
 
@@ -174,7 +188,7 @@ def measured(
         session.start([[*row, 1] for row in ids])
 
     row = cost(timed(prefill, ROUNDS, wait), 1e3)
-    if batch * prompt <= MOST_ROWS:
+    if batch * prompt <= MOST_ROWS and not model.config.num_experts:
         alone = products(model, batch * prompt)
         row |= {"share": 1e3 * alone / row["rate"], "of": "its products' own rate",
                 "products_ms": 1e3 * alone}  # fmt: skip
@@ -185,7 +199,8 @@ def measured(
         session.choose_by(how, ids)
         list(session.run(4))
         past = batch * token_bytes * (cache.length + ROUNDS * tokens / 2)
-        nbytes = weight_bytes(model) + past
+        weights = weight_bytes(model, batch)
+        nbytes = weights + past
         seconds = timed(lambda: list(session.run(tokens)), ROUNDS, warm=0)
         name = "decode" if how.greedy else "decode, sampled"
         row = {"bench": f"{name}{behind(prompt)}", "unit": "tokens/s",
@@ -195,7 +210,7 @@ def measured(
                 list(session.run(1))
             kernels = sorted(led.kernels(), key=lambda k: -(k.milliseconds or 0.0))
             row |= {"share": nbytes * row["rate"] / batch / READ, "of": "the card's reads",
-                    "weights_gb": weight_bytes(model) / 1e9, "past_gb": past / 1e9,
+                    "weights_gb": weights / 1e9, "past_gb": past / 1e9,
                     "launches": led.launches,
                     "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
                     }  # fmt: skip

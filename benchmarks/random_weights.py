@@ -40,12 +40,13 @@ class Weights:
 
     def matrix(self, shape: tuple[int, ...], dtype: DType) -> ct.Tensor:
         """A weight of normal numbers, 0.02 wide; those of one width have their table in common."""
-        rows = min(shape[0], ROWS)
-        key = (rows, *shape[1:], dtype.name)
+        count, k = math.prod(shape[:-1]), shape[-1]
+        rows = min(count, ROWS)
+        key = (rows, k, dtype.name)
         if key not in self._tables:
-            table = self.numbers(rows * math.prod(shape[1:])).reshape(rows, *shape[1:])
-            self._tables[key] = ct.asarray(table, dtype, self.device)
-        return self.rows(self._tables[key], shape[0])
+            self._tables[key] = ct.asarray(self.numbers(rows * k).reshape(rows, k), dtype,
+                                           self.device)  # fmt: skip
+        return self.rows(self._tables[key], count).reshape(shape)
 
     def vector(self, shape: tuple[int, ...], is_norm: bool) -> ct.Tensor:
         """Ones of a norm, small numbers of a bias; f32."""
@@ -95,7 +96,7 @@ def _parameter(
     if len(shape) == 1 or "norms" in path:
         return weights.vector(shape, name != "bias")
     if format and module.takes_planes(name):
-        return weights.quantized(shape, format)
+        return weights.quantized((math.prod(shape[:-1]), shape[-1]), format)
     return weights.matrix(shape, dtype)
 
 

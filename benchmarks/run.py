@@ -8,9 +8,12 @@
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
+    python benchmarks/run.py bias --devices cuda --json results/bias.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
     python benchmarks/run.py generate --devices cuda,webgpu --rows 1 --json results/generate.json
     python benchmarks/run.py timeline --devices cuda --json results/timeline.json
+    python benchmarks/run.py speculation --devices cuda --json results/speculation.json
+    python benchmarks/run.py llama --rows 1,16 --llama llama_cpp_python-0.3.36.tar.gz
     python benchmarks/run.py search --devices cuda,webgpu --json results/search.json
     python benchmarks/run.py speech --devices cuda,webgpu --rows 1,8 --json results/speech.json
     python benchmarks/run.py transcribe --devices cuda --json results/transcribe.json
@@ -55,7 +58,7 @@ from typing import Any
 
 import numpy as np
 import onnx_webgpu
-from attention import attention, attention_sweep
+from attention import attention, attention_sweep, bias
 from attention_cores import attention_cores
 from checkpoints import embedder
 from cpu import cpu
@@ -69,11 +72,13 @@ from imported import imported
 from measure import Call, Row, alternate, bert, cost, gpu, machine, summary, torch_or_none
 from million import million
 from passages import passages
+from peer_llama import llama
 from products import gemm, sweep
 from rows import rows
 from search import search
 from several import several
 from shapes import sentence, shapes
+from speculation import speculation
 from speech import speech
 from table import table
 from tensor_cores import mma
@@ -83,6 +88,8 @@ from transcribe import transcribe
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
+from centella.op.op import get, registry
+from centella.op.variant import FORCED
 from centella.runtime.device import every_device
 from centella.tasks.embed import Forward
 
@@ -230,14 +237,15 @@ def floor(args: argparse.Namespace) -> list[Row]:
 
 BENCHES = {
     "gemm": gemm, "sweep": sweep, "mma": mma, "imported": imported, "gemv": gemv,
-    "thin": thin_sweep, "attention": attention, "tiles": attention_sweep, "table": table,
-    "minilm": minilm,
+    "thin": thin_sweep, "attention": attention, "bias": bias, "tiles": attention_sweep,
+    "table": table, "minilm": minilm,
     "cpu": cpu, "start": start, "first": first, "import": import_time, "host": host, "floor": floor,
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
     "search": search, "several": several, "speech": speech, "timeline": timeline,
     "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
+    "speculation": speculation, "llama": llama,
 }  # fmt: skip
 
 
@@ -271,12 +279,23 @@ def show(rows: Iterable[Row], keep: Callable[[list[Row]], None], budget: float) 
 def line_of(row: Row) -> str:
     """A row as it is printed."""
     shape = "x".join(map(str, row["shape"]))
+    if "skipped" in row:
+        return f"{row['bench']:<28} {shape:<16} {row['who']:<30} skipped: {row['skipped']}"
     share = f", {row['share']:.1%} of {row.get('of', 'a plain read')}" if "share" in row else ""
     share += f", best {row['best']:,.2f}" if "best" in row else ""
     share += f", p99 {row['p99']:,.2f}" if "p99" in row else ""
     share += f", bar {row['bar']:,.2f}" if "bar" in row else ""
     return (f"{row['bench']:<28} {shape:<16} {row['who']:<30} {row['rate']:>10,.2f} "
             f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
+
+
+def force(choices: list[str]) -> None:
+    """Have the kernels of ops, each as OP=NAME, wherever they fit."""
+    for choice in choices:
+        name, _, variant = choice.partition("=")
+        if name not in registry() or variant not in get(name).variants:
+            raise SystemExit(f"--variant: expected an op and a name that it takes, got {choice}")
+        FORCED[name] = variant
 
 
 def main() -> None:
@@ -291,6 +310,8 @@ def main() -> None:
     parser.add_argument("--prompt", default="", help="generate: tokens of the past, 512,8192")
     parser.add_argument("--cache", default="f", help="generate, decode: keys and values: f,i8")
     parser.add_argument("--model", default="minilm")
+    parser.add_argument("--llama", default="", metavar="PATH",
+                        help="llama: a folder of llama.cpp's programs, or its source")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
         "--tiles", nargs="?", const="", metavar="WORDS",
@@ -300,6 +321,10 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="encoder, generate: torch.compile as well"
     )
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="OP=NAME",
+        help="force a kernel of an op wherever it fits: linear_chain=resident",
+    )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     names = ",".join(case.name for case in CASES)
     parser.add_argument("--cases", help=f"all: which, and in which order: {names}")
@@ -319,12 +344,13 @@ def main() -> None:
             every(args)
         return
     before = machine()
+    force(args.variant)
 
     def keep(rows: list[Row], **more: str) -> None:
         if args.json:
             path = Path(args.json)
             path.parent.mkdir(parents=True, exist_ok=True)
-            report = {"machine": before, **more, "rows": rows}
+            report = {"machine": before, **more, "forced": args.variant, "rows": rows}
             path.write_text(json.dumps(report, indent=1) + "\n")
 
     rows = show(BENCHES[args.bench](args), keep, args.budget)

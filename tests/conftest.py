@@ -11,12 +11,14 @@ Devices are opened once (`devices.py`). A missing adapter skips; `CENTELLA_REQUI
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
 import centella as ct
+from centella.specs import Caps
 from tests.support.devices import DEVICES, GPU, WINDOWED, open_device
 from tests.support.exclusive import exclusive
 
@@ -26,6 +28,8 @@ EXCLUSIVE = exclusive()
 os.environ.setdefault("GALLIVM_PERF", "nopt")
 # Tests look at devices at length and leave the user's folders alone; test_self_check.py has it on.
 os.environ["CENTELLA_SELF_CHECK"] = "0"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -39,6 +43,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
         pytest.skip(opened)
     yield opened
     opened.recorder.implicit().fail()
+
+
+@pytest.fixture
+def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are chosen as where launches cost something: on a GPU."""
+    monkeypatch.setattr(Caps, "launches_are_free", False)
+    monkeypatch.setattr(device.recorder, "_preferences", {})
 
 
 def pytest_configure(config: pytest.Config) -> None:

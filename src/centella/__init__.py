@@ -70,8 +70,8 @@ from centella.tensors.tensor import Tensor, fetch
 if TYPE_CHECKING:  # which is to say itself what there is not
     from centella import serving  # loads asyncio: with its first use
 else:
-    from centella.tensors.hints import module_dir as __dir__  # noqa: F401  # Python calls both
-    from centella.tensors.hints import module_getattr as __getattr__  # noqa: F401
+    from centella.lookup import module_dir as __dir__  # noqa: F401  # Python calls both
+    from centella.lookup import module_getattr as __getattr__  # noqa: F401
 
 __all__ = [
     "AudioError",

@@ -46,7 +46,7 @@ class Batcher:
         batch_size: most texts in a batch.
         max_wait: seconds that a text waits for others before its batch starts.
         queue_size: most texts that wait or run; a further `encode` waits for room.
-        normalize: whether vectors have length 1; None: as the model's folder says.
+        normalize, prompt_name, dim, exact: as for `Embedder.encode`.
 
     Attributes:
         batches: batches that have run.
@@ -58,7 +58,8 @@ class Batcher:
 
     def __init__(
         self, model: Embedder, *, batch_size: int = 32, max_wait: float = 0.002,
-        queue_size: int = 1024, normalize: bool | None = None,
+        queue_size: int = 1024, normalize: bool | None = None, prompt_name: str | None = None,
+        dim: int | None = None, exact: bool = False,
     ) -> None:  # fmt: skip
         if not _embeds(model):
             raise DTypeError(f"Batcher: expected an Embedder, got {type(model).__name__}")
@@ -72,6 +73,8 @@ class Batcher:
         self._batch_size = min(batch_size, queue_size)
         self._max_wait = max_wait
         self._normalize = normalize
+        options = {"prompt_name": prompt_name, "dim": dim, "exact": exact or None}
+        self._options: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
         # A request's own scopes are not to count, or to forbid, the work of others.
         self._context = copy_context()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -205,7 +208,7 @@ class Batcher:
     def _encoded(self, texts: Sequence[str]) -> list[Array | Exception]:
         """The vector of each text, or its error: what fails together is tried again in halves."""
         try:
-            vectors = self._model.encode(texts, self._batch_size, self._normalize)
+            vectors = self._model.encode(texts, self._batch_size, self._normalize, **self._options)
             return [vector.copy() for vector in vectors]
         except DeviceError as error:  # which no text is the cause of
             return [error] * len(texts)

@@ -261,6 +261,31 @@ class Caps(Struct, frozen=True):
         return self.target == "ir" or self.sm >= 90
 
     @property
+    def early_launch(self) -> bool:
+        """Whether a launch may let the next one begin before it is over: in PTX from sm_90 on."""
+        return self.sm >= 90
+
+    @property
+    def reserves_registers(self) -> bool:
+        """Whether a kernel may ask for registers, by groups a multiprocessor: PTX from sm_80 on."""
+        return self.sm >= 80
+
+    @property
+    def binds_by_pointer(self) -> bool:
+        """Whether a kernel gets addresses: it sees all memory, and no binding ends before that."""
+        return self.target == "ptx"
+
+    @property
+    def narrow_activations(self) -> bool:
+        """Whether activations are by default as narrow as stored weights: CUDA, tuned so."""
+        return self.target == "ptx"
+
+    @property
+    def launches_are_free(self) -> bool:
+        """Whether a launch costs nothing beside its work: where a CPU does it."""
+        return self.family in ("software", "simulator", "cpu")
+
+    @property
     def safe_binding(self) -> int:
         """Bytes that a binding has room for wherever they begin: whole chunks, as storage has."""
         return (self.max_binding - self.binding_alignment) // 16 * 16

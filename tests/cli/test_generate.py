@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from centella.cli.limit import step_bytes
+from centella.cli.limit import step_bytes, token_bytes
 from centella.cli.output import piece
 from centella.errors import DeviceLostError
-from centella.tasks.generate import Generator
+from centella.tasks.generate import Generation, Generator
 from centella.tasks.load import load
 
 pytest.importorskip("typer")
@@ -31,7 +32,10 @@ from tests.cli.test_cli import RUN, call, failed
 
 MODEL = Path(__file__).parents[1] / "data" / "decoders" / "qwen3"
 ON = ("generate", "--model", MODEL, "--device", "cpu")
-COUNTS = re.compile(r"\d+ prompt tokens, \d+ tokens, first after [\d.]+ s, then [\d.,]+ tokens/s\n")
+SHARE = r"\([\d.,]+% of the memory's rate\)"
+COUNTS = re.compile(
+    rf"\d+ prompt tokens, \d+ tokens, first after [\d.]+ s, then [\d.,]+ tokens/s {SHARE}\n"
+)
 MEMORY = (
     r"memory: [\d.,]+ MB read a token, [\d.,]+ GB/s: [\d.]+% of the [\d,]+ GB/s that this device "
     r"copies\n"
@@ -56,10 +60,37 @@ def test_what_a_step_reads() -> None:
     """The weights but for the embedding, and keys and values of three layers."""
     weights = sum(w.nbytes for name, w in model().model.state_dict().items() if "embed" not in name)
     assert step_bytes(model(), 10) == weights + 2 * 3 * 2 * 16 * 4 * 10
+    assert step_bytes(model(), 10, "i8") == weights + 2 * 3 * 2 * (16 + 4) * 10  # with its scale
     experts = load(MODEL.parent / "qwen3-moe", "cpu", task="generate")
     found = step_bytes(experts, 0) / 3 * 7  # three of seven
     assert found > sum(w.nbytes for n, w in experts.model.state_dict().items() if "expert" in n)
     assert step_bytes(experts, 0) < sum(w.nbytes for w in experts.model.state_dict().values()) * 0.7
+
+
+def test_what_guessed_tokens_read() -> None:
+    """20 tokens of 2 passes with 5 right guesses: 13 steps and 2 passes, and 16 of the draft."""
+    done = Generation([5] * 20, "", "length", 3, guessed=14, accepted=5)
+    step = step_bytes(model(), 10)
+    assert token_bytes(model(), 10, None, "lookup", done) == step * 15 / 20
+    assert token_bytes(model(), 10, None, model(), done) == step * (15 + 16) / 20
+    assert token_bytes(model(), 10, None, None, replace(done, guessed=0, accepted=0)) == step
+    experts = load(MODEL.parent / "qwen3-moe", "cpu", task="generate")
+    share = 1 - (4 / 7) ** 8  # of seven experts those that eight tokens go to, three each
+    more = step_bytes(experts, 0, tokens=8) - step_bytes(experts, 0)
+    every = sum(w.nbytes for n, w in experts.model.state_dict().items() if ".experts." in n)
+    assert more == pytest.approx((share - 3 / 7) * every)
+
+
+@pytest.mark.parametrize("more", [[], ["--cache", "i8"], ["--draft", MODEL]])
+def test_json_has_the_share_of_the_memory(more: list[Any]) -> None:
+    given = ["Hello", "--max-tokens", 20, "--ignore-eos", "--json", "--ledger", *more]
+    found = json.loads(call(*ON, *given).stdout)
+    memory = found["memory"]
+    rate = memory["bytes_per_token"] * found["tokens_per_second"]
+    assert memory["bytes_per_second"] == pytest.approx(rate) and memory["share"] > 0
+    assert found["ledger"]["submissions"] > 0
+    if not more:
+        assert memory["bytes_per_token"] == step_bytes(model(), found["prompt_tokens"] + 10)
 
 
 def test_json() -> None:
@@ -103,7 +134,7 @@ def test_a_rate_takes_three_tokens() -> None:
     few = call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos")
     assert "tokens/s" not in few.stderr
     found = json.loads(call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos", "--json").stdout)
-    assert found["tokens_per_second"] is None
+    assert found["tokens_per_second"] is None and found["memory"] is None
 
 
 def test_without_a_tokenizer_ids_are_printed(tmp_path: Path) -> None:
@@ -188,7 +219,7 @@ def test_guesses(draft: str | Path) -> None:
     if draft == "lookup":  # which may find nothing
         return
     assert found["guessed"] >= found["accepted"] > 0
-    assert re.search(r"tokens/s, \d+ of \d+ guesses right\n", line)
+    assert re.search(rf"tokens/s {SHARE}, \d+ of \d+ guesses right\n", line)
 
 
 def test_a_cache_in_i8() -> None:

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
-from centella.cli import output
+from centella.cli import escape, output
 from tests.cli.test_cli import TINY, call, failed
 from tests.weights.test_safetensors import entry, write
 
@@ -37,11 +37,11 @@ def is_harmless(text: str) -> bool:
 
 
 def test_what_a_terminal_acts_on_is_escaped() -> None:
-    assert output.printable(ODD) == SHOWN
-    assert output.printable("a\udcffb\u2028c\x00") == r"a\udcffb\u2028c\x00"
+    assert escape.printable(ODD) == SHOWN
+    assert escape.printable("a\udcffb\u2028c\x00") == r"a\udcffb\u2028c\x00"
     kept = "tab\tline\n grüße 今日\u3000\u00a0 👩\u200d👩 می\u200cخواهم"
-    assert output.printable(kept) == kept
-    assert output.in_line("two\nlines\t") == r"two\nlines\t"
+    assert escape.printable(kept) == kept
+    assert escape.in_line("two\nlines\t") == r"two\nlines\t"
 
 
 def test_every_control_character_is_escaped() -> None:
@@ -50,7 +50,7 @@ def test_every_control_character_is_escaped() -> None:
     for code in range(0x110000):
         c = chr(code)
         if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c not in "\n\t":
-            assert output.printable(c).isascii() and output.printable(c) != c, hex(code)
+            assert escape.printable(c).isascii() and escape.printable(c) != c, hex(code)
 
 
 def test_json_is_the_same_value_without_controls(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,6 +268,33 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
     )
     command = ["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", code]
     assert subprocess.run(command, check=False).returncode == 0
+
+
+EARLY = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from centella_command import main
+sys.argv = ["centella", "info"]
+main()
+"""
+
+
+@posix
+@pytest.mark.parametrize(
+    "name",
+    ["centella", "numpy", "centella.cli", "centella.cli.process", "typer", "centella.cli.app"],
+)
+def test_an_interrupt_of_imports_ends_the_script_without_a_traceback(name: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", EARLY.format(name=name)], capture_output=True, check=False
+    )
+    assert run.returncode in (130, -signal.SIGINT)  # a shell says 130
+    assert (run.stdout, run.stderr) == (b"", b"")
 
 
 @posix

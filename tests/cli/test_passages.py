@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ import centella as ct
 
 pytest.importorskip("typer")
 
-from centella.cli import passages
+from centella.cli import passages, reading
 from centella.cli.passages import Passage, Skipped, cut, read_passages
 from centella.cli.reading import NotTextError, decode, read_text
 from tests.cli.test_cli import PIP, TINY, call, failed
@@ -151,6 +152,25 @@ def test_a_fifo_that_nobody_writes_to_does_not_wait(tmp_path: Path) -> None:
     assert "no text" in failed("embed", "--file", pipe, *ON_CPU)
     assert failed("demo", "--over", pipe).endswith(f"{pipe}: a FIFO, no file")
     assert "skipped 1: pipe.txt (a FIFO, no file)" in failed("demo", "--over", tmp_path)
+
+
+def test_a_file_that_has_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return None  # type: ignore[return-value]  # as a read that would block
+
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.setattr(reading, "open_readable", lambda *_: Waiting())
+    with pytest.raises(NotTextError, match="nothing to read yet"):
+        read_text(tmp_path / "a.txt")
+    assert "skipped 1: a.txt (nothing to read yet)" in failed("demo", "--over", tmp_path)
+
+
+def test_suffixes_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("A cat sleeps.")
+    (tmp_path / "B.Md").write_text("# Dogs\n\nOne barks.\n\n# Birds\n\nOne sings.")
+    found, skipped = read_passages(tmp_path)
+    assert [p.file for p in found] == ["A.TXT", "B.Md", "B.Md"] and not skipped
 
 
 @posix

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +17,8 @@ import pytest
 
 import centella as ct
 from centella import Embedder
-from tests.cli.test_cli import ON_CPU, call, failed
+from centella.cli import embed as embed_command
+from tests.cli.test_cli import ON_CPU, TINY, call, failed
 
 TEXTS = [f"{'rain ' * (n % 5)}light {n}" for n in range(150)]
 
@@ -79,6 +87,79 @@ def test_a_command_that_goes_on_counts_the_texts_that_were_cut_before(
     done = call(*command)
     assert "goes on behind 64 of 72 texts" in done.stderr
     assert "embed: 2 of 72 texts were cut at 48 tokens" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_command_that_was_killed_goes_on(tmp_path: Path) -> None:
+    lines, saved = tmp_path / "lines.txt", tmp_path / "v.npy"
+    texts = [f"{'rain ' * (n % 40)}light {n}" for n in range(6000)]
+    lines.write_text("\n".join(texts) + "\n")
+    command = ["embed", "--file", str(lines), "--output", str(saved), *map(str, ON_CPU)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    note = Path(f"{saved}.part.note")
+    with subprocess.Popen(
+        [sys.executable, "-m", "centella", *command, "--batch-size", "1"], env=environment
+    ) as running:
+        while running.poll() is None and (not note.exists() or note.read_text()[:4] == "128\n"):
+            time.sleep(0.01)
+        running.kill()
+    assert running.returncode == -signal.SIGKILL and not saved.exists()
+    done = call(*command, "--batch-size", 64)
+    before = int(re.findall(r"goes on behind ([\d,]+) of 6,000", done.stderr)[0].replace(",", ""))
+    assert 0 < before < 6000
+    whole = ct.load(ON_CPU[1], device="cpu").encode(texts, 64)
+    np.testing.assert_allclose(np.load(saved), whole, atol=1e-6)
+    assert {f.name for f in tmp_path.iterdir()} == {"v.npy", "lines.txt"}
+
+
+@pytest.mark.devices("webgpu")
+def test_rows_of_two_devices_are_not_mixed(
+    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch, device: ct.Device
+) -> None:
+    saved = tmp_path / "v.npy"
+    command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, "--model", TINY)
+    embed = Embedder.embed
+
+    def interrupted(model: Embedder, texts: list[str], **options: object) -> object:
+        if len(texts) < 64:
+            raise KeyboardInterrupt
+        return embed(model, texts, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedder, "embed", interrupted)
+        patch.setattr(embed_command, "SECONDS", 0.0)  # 64 texts at a time
+        assert call(*command, "--device", "cpu").exit_code and not saved.exists()
+    called = f"device 'cpu {platform.machine()}', now 'webgpu "
+    assert called in failed(*command, "--device", device.name)
+    assert "goes on behind 128 of 150" in call(*command, "--device", "cpu").stderr
+
+
+def test_more_texts_at_a_time_where_they_take_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, calls = tmp_path / "lines.txt", []
+    lines.write_text("a\n" * 1000)
+    embed = Embedder.embed
+
+    def counted(model: Embedder, texts: list[str], **options: object) -> object:
+        calls.append(len(texts))
+        return embed(model, texts, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Embedder, "embed", counted)
+    command = ("embed", "--file", lines, "--output", tmp_path / "v.npy", "--batch-size", 2, *ON_CPU)
+    monkeypatch.setattr(embed_command, "AT_MOST", 256)
+    for seconds, sizes in ((60.0, [64, 128, 256, 256, 256, 40]), (0.0, [64] * 15 + [40])):
+        monkeypatch.setattr(embed_command, "SECONDS", seconds)
+        call(*command)
+        assert calls == sizes
+        calls.clear()
+
+
+def test_exact_is_an_option(tmp_path: Path, lines: Path) -> None:
+    saved = tmp_path / "v.npy"
+    call("embed", "--file", lines, "--output", saved, "--exact", *ON_CPU)
+    model = ct.load(ON_CPU[1], device="cpu")
+    np.testing.assert_array_equal(np.load(saved)[7], model.encode(TEXTS[7], exact=True))
 
 
 def test_search_says_what_is_wrong(tmp_path: Path, lines: Path) -> None:

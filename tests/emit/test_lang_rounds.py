@@ -17,7 +17,7 @@ from centella.check.cases.case import DEPTH
 from centella.check.cases.compare import attrs_of, differences
 from centella.check.cases.table import TABLE, cases_of, sample_of
 from centella.dtypes import dtype_of, i32, u32
-from centella.emit.program import Call, parameter_words
+from centella.emit.program import Call, parameter_words, program_of
 from centella.emit.wgsl import emit_wgsl
 from centella.lang import KernelIR
 from centella.lang.rounds import copies_within, loops_of, rounds_of, turns_of
@@ -258,6 +258,74 @@ def test_what_no_text_can_do_is_refused_at_the_launch(device: ct.Device) -> None
     with pytest.raises(ct.LimitError, match=r"kernel 'total': expected at most 65,535 rounds of"):
         total(x, y, n=4_000_000_000, threads=3)
     np.testing.assert_array_equal(y.numpy(), 0)
+
+
+@ct.kernel(workgroup=4)
+def loop_of_memory(x: In[u32], y: Out[u32], n: u32) -> None:
+    """Each y: turns that x says, between loops that the host counts."""
+    total = lang.var(0, u32)
+    for _ in lang.range(n):
+        total.set(total + 1)
+        for _ in lang.range(x[lang.global_id()]):
+            total.set(total + 1)
+    for _ in lang.range(n):
+        total.set(total + 1)
+    y[lang.global_id()] = total + 0
+
+
+@ct.kernel(workgroup=4)
+def left_by_break(x: In[u32], y: Out[u32], n: u32) -> None:
+    total = lang.var(0, u32)
+    with lang.loop():
+        lang.break_if(total.get() >= x[lang.global_id()])
+        total.set(total + n)
+    y[lang.global_id()] = total + 0
+
+
+@pytest.mark.devices("webgpu")
+@pytest.mark.parametrize("kernel", [loop_of_memory, left_by_break])
+@pytest.mark.parametrize("turns", [1, 1000, 65_000, 200_000])
+def test_an_uncounted_loop_that_is_cut_short_raises_at_the_read(
+    device: ct.Device, kernel: Any, turns: int
+) -> None:
+    other = own(device)
+    few = ct.asarray(np.array([3, 0, 1, 2], np.uint32), device=other)
+    many = ct.asarray(np.array([3, 0, turns, 2], np.uint32), device=other)
+    x = ct.asarray(np.ones(3, np.float32), device=other)
+
+    def launched(counts: ct.Tensor) -> ct.Tensor:
+        y = ct.empty((4,), u32, device=other)
+        kernel(counts, y, n=1, threads=4)
+        return y
+
+    added = 2 * (kernel is loop_of_memory)
+    np.testing.assert_array_equal(launched(few).numpy(), [3 + added, added, 1 + added, 2 + added])
+    before = ct.fetch(x + 1.0)
+    replayed = other.compile(launched, few)
+    for ask in (
+        lambda: ct.fetch(launched(many)), lambda: ct.fetch(replayed(many)),
+        lambda: replayed.fetch(many),
+    ):  # fmt: skip
+        reads = [ask(), ct.fetch(x + 1.0)]
+        if device.caps.max_loop_rounds and turns > BOUND:
+            for read in reads:
+                with pytest.raises(ct.LimitError, match=rf"'{kernel.__name__}': .* after 65,535 r"):
+                    read.result()
+        else:
+            assert np.ravel(reads[0].result())[2] == turns + added
+        np.testing.assert_array_equal((x + 1.0).numpy(), 2)  # asked for later
+    np.testing.assert_array_equal(before.result()[0], 2)
+
+
+def test_a_report_takes_a_binding_and_a_word_of_each_thread() -> None:
+    ir = record(nested, {"x": tensor(np.ones(1)), "y": empty((32,), f32)})
+    stops = replace(SOFTWARE, max_loop_rounds=BOUND, max_storage_buffers=2)
+    assert not program_of(ir, stops).reports
+    with pytest.raises(ct.LimitError, match="3 storage buffers; this device has 2"):
+        program_of(ir, stops, reports=True)
+    with pytest.raises(ct.LimitError, match="128 bytes of workgroup memory; this device has 127"):
+        program_of(ir, replace(SOFTWARE, max_shared=127), reports=True)
+    assert program_of(ir, replace(stops, max_storage_buffers=3), reports=True).reports
 
 
 # -- what wraps, goes down, or stands in a loop that the host cannot count -------------------------

@@ -291,7 +291,7 @@ def test_atomics_race_with_plain_accesses() -> None:
     raced(stored, f"changed atomically here, written by .* {between}")
     raced(stored_after, f"written here, changed atomically by .* {between}")
     raced(shared, f"changed atomically here, written by .* {between}")
-    raced(behind_a_barrier, "changed atomically.* groups never meet in a launch", groups=2)
+    raced(behind_a_barrier, "changed atomically.* groups do not meet in between", groups=2)
     raced(unwritten, "read, but nobody wrote it")
     tensors = {"x": tensor(np.zeros(THREADS, np.uint32), u32), "y": empty((THREADS,), u32)}
     on_simulator(record(behind_a_barrier, tensors, THREADS), tensors, 1)

@@ -173,6 +173,9 @@ with lang.if_(n > 3):  # <- the lang.range block opened at
         break
     y[0] = 1.0
 
+with lang.range(n):  # <- write `for i in lang.range(n):`
+    y[0] = 1.0
+
 with lang.else_():  # <- must follow the end of a lang.if_
     y[0] = 1.0
 
@@ -1083,6 +1086,7 @@ SHOWN = {
     "If that takes more than 6 000 statements": "rounds.what_no_text_can_do_is_refused_at_the_launch",
     "The number of rounds follows": "rounds.turns_follow_from_parameters_and_ids "
     "rounds.what_only_the_device_knows_is_not_counted",
+    "If the driver stops such a loop": "rounds.an_uncounted_loop_that_is_cut_short_raises_at_the_read",
     "Operations on constants alone": "trace.constants_are_folded wgsl.constants_keep_every_bit",
     # names
     "All are in `centella.lang`": "trace.every_name_is_on_the_page",
@@ -1214,6 +1218,7 @@ SHOWN = {
     "| `ptx.cluster_arrive()`": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.cluster_load(array": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.launch_dependents()`": "clusters.texts_assemble",
+    "| `ptx.grid_barrier()`": "grids.groups_meet",
     # of those, on Hopper
     "On Hopper (sm_90a) alone": "hopper.other_targets_refuse",
     "| on Hopper, in `ptx` |": "tiles.every_name_is_on_the_page",
@@ -1244,6 +1249,8 @@ SHOWN = {
     "The simulator runs a kernel for Hopper": "hopper.boxes_and_products",
     "It reports access to the memory": "hopper.the_simulator_reports",
     "It cannot report a missing `init_fence`": "hopper.the_simulator_reports",
+    "A launch whose groups meet by": "grids.more_groups_than_a_device_holds_are_refused",
+    "The simulator runs them together and": "grids.faults_are_seen",
     "A cluster is part of the kernel": "clusters.the_head_has_the_cluster",
     "A number of groups that is not": "clusters.groups_are_whole_clusters",
     "`cluster_arrive` and `cluster_wait` order": "clusters.a_cluster_meets_and_reads "

@@ -174,7 +174,7 @@ def test_work_that_fails_has_no_times() -> None:
             raise DeviceLostError("gone")
 
     timeline = trace.Timeline()
-    launch = trace.Launch("k", "op", "file.py:1")
+    launch = trace.TimedLaunch("k", "op", "file.py:1")
     timeline.add_work(trace.Work("gpu", 0, (launch,), Lost()))
     (row,) = timeline.kernels()
     assert (row.launches, row.milliseconds, row.missing) == (1, None, "gone")
@@ -282,7 +282,7 @@ def test_a_trace_has_a_host_and_a_device(device: ct.Device, tmp_path: Path) -> N
 
 
 def test_device_clocks_are_shifted_to_the_host() -> None:
-    launch = trace.Launch("k", "op", "f:1")
+    launch = trace.TimedLaunch("k", "op", "f:1")
 
     def work(begin: int, *stamps: tuple[int, int]) -> trace.Work:
         return trace.Work("gpu", begin, (launch,) * len(stamps), None, stamps=stamps)
@@ -295,7 +295,7 @@ def test_device_clocks_are_shifted_to_the_host() -> None:
 
 def test_launches_that_overlap_are_drawn_one_after_the_other(tmp_path: Path) -> None:
     timeline = trace.Timeline()
-    launches = tuple(trace.Launch(name, "op", "f:1") for name in "abc")
+    launches = tuple(trace.TimedLaunch(name, "op", "f:1") for name in "abc")
     stamps = [(100, 300), (250, 400), (260, 350)]
     begin = timeline.begin + 1000
     timeline.add_work(trace.Work("gpu", begin, launches, None, stamps=stamps))

@@ -142,6 +142,7 @@ def test_configs_as_their_authors_wrote_them() -> None:
     ("name", "edit", "text"),
     [
         ("roberta", {"wings": 2}, "wings: this library does not know this field, whose value is 2"),
+        ("roberta", {"\x1b[2J" + 5000 * "x": 2}, r"\\x1b\[2Jx[x.]{,200}: this library"),
         ("roberta", {"pad_token_id": 99}, "pad_token_id: expected a whole number below .*, got 99"),
         ("distilbert", {"dim": 0}, "dim: expected int over 0, got 0"),
         ("distilbert", {"n_heads": 4}, r"dim: expected a multiple of 4 \(n_heads\), got 30"),

@@ -19,7 +19,6 @@ from centella.check.cases.case import FLOATS
 from centella.check.cases.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
 from centella.nn.block_cache import BlockCache
-from centella.tensors.functional import products
 from tests.support.devices import own
 
 Array = np.ndarray[Any, Any]
@@ -204,12 +203,10 @@ def test_scale_and_mask(device: ct.Device) -> None:
     np.testing.assert_allclose(flat[0, :, 1], np.repeat(v.mean(1), 2, 0), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("costly_launches")
 @pytest.mark.parametrize(("dim", "heads"), [(16, 3), (6, 3), (16, 6)])
-def test_append_and_attend_at_once(
-    device: ct.Device, monkeypatch: pytest.MonkeyPatch, dim: int, heads: int
-) -> None:
+def test_append_and_attend_at_once(device: ct.Device, dim: int, heads: int) -> None:
     """Two layers, sequences of two lengths; one launch for one token of as many heads."""
-    monkeypatch.setattr(products, "SERIAL", frozenset())
     rng = np.random.default_rng(3)
     caches = [
         ct.KVCache(BATCH, 3, dim, 20, num_layers=2, dtype="f32", device=device) for _ in range(2)

@@ -60,6 +60,36 @@ def test_a_mask_of_bools_hides_what_a_mask_of_floats_does(
 
 
 @pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
+@pytest.mark.parametrize("place", ["start", "end", "starts"])
+def test_a_bias_by_distance_is_a_mask_of_it(
+    device: ct.Device, place: str, variant: str | None
+) -> None:
+    """Of [heads, n] and of one row for all; keys further away than the table has the last bias."""
+    rng, lq, lk = rng_of("bias", place), 5, 40
+    arrays = normal(rng, (2, 4, lq, 8), (2, 2, lk, 8), (2, 2, lk, 8))
+    options: dict[str, Any] = {"lengths": np.array([33, 7], np.int32)} if place == "start" else {}
+    starts = {"starts": [9, 38], "start": [lk - lq] * 2, "end": [lk - lq] * 2}[place]
+    if place == "starts":
+        options["starts"] = np.array(starts, np.int32)
+    for heads in (4, 1):
+        table = rng.standard_normal((heads, 21)).astype(np.float32) * 3
+        away = np.arange(lk) - (np.array(starts)[:, None, None] + np.arange(lq)[:, None])
+        mask = np.ascontiguousarray(table[:, np.clip(away, -10, 10) + 10].swapaxes(0, 1))
+        wanted = exact(arrays, f32, {**options, "mask": mask})
+        got = on_device(device, arrays, f32, variant, bias=table, **options)
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_a_bias_of_other_shapes_or_integers_is_refused() -> None:
+    q, k, v = (ct.zeros((1, 4, 3, 8), device="cpu") for _ in range(3))
+    for shape in ((4, 6), (2, 5), (5,), (4, 0)):
+        with pytest.raises(ct.ShapeError, match=r"bias \[4 or 1, an odd number\], got"):
+            ct.attention(q, k, v, bias=ct.zeros(shape, device="cpu"))
+    with pytest.raises(ct.DTypeError, match="float bias, got i32"):
+        ct.attention(q, k, v, bias=ct.zeros((4, 5), "i32", device="cpu"))
+
+
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
 @pytest.mark.parametrize("both_sides", [False, True])
 def test_a_window_a_cap_and_sinks_are_what_they_say(
     device: ct.Device, both_sides: bool, variant: str | None

@@ -85,6 +85,10 @@ MASKS: dict[str, dict[str, Any]] = {
     "window": {"starts": [-9, 0, 60], "window": 17},
     "both sides": {"window": 9},
     "softcap": {"softcap": 1.5, "causal": True, "sinks": [0.5, -np.inf, 9.0, -1.0]},
+    "bias": {"lengths": [70, 33, 1], "bias": np.sin(np.arange(4 * 21)).reshape(4, 21) * 3},
+    "bias and starts": {"starts": [0, 33, 2**30], "bias": np.linspace(-3, 3, 33)[None],
+                        "softcap": 1.5},
+    "bias and window": {"window": 9, "bias": np.linspace(-3, 3, 165)[None]},
     "large scale": {"scale": 2.0},
     "negative scale": {"scale": -0.5, "causal": True},
 }  # fmt: skip
@@ -343,6 +347,7 @@ def assembled(plan: Plan, n: int, arch: str, folder: Path) -> int:
 
 
 SIGHT: dict[str, Any] = {"starts": [1], "sinks": [0.0] * 4, "window": 128}
+BIAS = np.ones((4, 257))
 CAPPED: dict[str, Any] = {**SIGHT, "softcap": 50.0}
 
 
@@ -360,6 +365,7 @@ def test_tiles_stay_in_registers(dim: int, tile: MmaTile, arch: str, tmp_path: P
     if (dim, tile) in SMALLER:
         every = {"mask": keys[None, None], "key_mask": keys, "starts": [0], **lengths}
         given = [(bf16, {}), (f16, every), (bf16, CAPPED)]
+        given += [(dtype, {**lengths, "bias": BIAS}) for dtype in (f16, bf16)]
     for dtype, masks in given:
         plan = planned("mma", (1, 4, 2, 4096, 4096, dim), dtype, tile, **masks)
         registers = assembled(plan, 0, arch, tmp_path)
@@ -374,6 +380,7 @@ def test_decoding_stays_in_registers(arch: str, tmp_path: Path) -> None:
     capped = {**CAPPED, "sinks": [0.0] * 32}
     for dim, dtype, masks in ((128, f16, {}), (128, bf16, capped), (128, f16, every),
                               (64, f16, {"lengths": [1]}), (80, bf16, every),
+                              (64, bf16, {"lengths": [1], "bias": np.ones((1, 257))}),
                               (128, bf16, {**capped, "blocks": [[1] * 64]})):  # fmt: skip
         shape, caps = (1, 32, 8, 1, 4096, dim), replace(CAPS, arch=arch)
         plan = planned("split_mma", shape, dtype, caps=caps, **masks)

@@ -13,11 +13,12 @@ import centella as ct
 from centella.dtypes import DType, bf16, dtype_of, f16, f32
 from centella.errors import LimitError, ShapeError
 from centella.op.form import Form
+from centella.op.variant import FORCED
+from centella.ops.matmul import chain
 from centella.ops.matmul.chain import CHAIN, GIVEN, ChainAttrs, Link
 from centella.ops.matmul.chain_kernel import lower, tile_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
-from centella.tensors.functional import chain
 from centella.tensors.functional.chain import ChainLink, linear_chain
 from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
 from tests.support.lang_common import ORDERS, Tensor
@@ -174,6 +175,21 @@ def test_kernels_of_real_layers_assemble(name: str, tmp_path: Path) -> None:
     assert text.count("atom.acq_rel.gpu") == 3
 
 
+def test_one_launch_is_off_until_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded where it is forced and fits, or where the target is among those that it suits."""
+    op, form = CHAIN, shaped(*SHAPES["0.6B"])
+    forced = replace(form, attrs=replace(form.attrs, variant="resident"))
+    h200 = replace(H200, max_binding=1 << 40)
+    assert op.preferred is not None
+    assert not op.preferred(form, h200) and op.preferred(forced, h200)
+    for caps in (replace(h200, processors=0), replace(h200, max_binding=1 << 20)):
+        assert not op.preferred(forced, caps)
+    single = formed(operands((8, 2), (Link(),), bf16), (Link(),), variant="resident")
+    assert not op.preferred(single, h200)
+    monkeypatch.setattr(chain, "FASTER", {"sm_90a"})
+    assert op.preferred(form, h200) and not op.preferred(form, replace(h200, arch="sm_80"))
+
+
 def test_operands_that_do_not_fit() -> None:
     widths, links, _ = CASES["a layer"]
     specs = [make_spec(a.shape, d, 16) for a, d in operands(widths, links, bf16)]
@@ -194,7 +210,7 @@ def test_the_function_is_one_chain_or_products(
     device: ct.Device, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row and several of a layer on each device, as links and as results."""
-    monkeypatch.setattr(chain, "FASTER", {device.caps.arch} - {""})
+    monkeypatch.setitem(FORCED, "linear_chain", "resident")  # where it fits
     random = np.random.default_rng(3)
     kind = dtype_of(dtype)
 

@@ -395,6 +395,10 @@ fused | norm odd | f32 f16 | F.rms_norm(i(3, 140)[:, 1:] * i(3, 1), i(139)) + i(
 fused | reduce | f32 f16 | F.mean(added(i, 2, 3, 257 * i.chunk), -1) * 0.5 + i(2, 3)
 fused | reduce odd | f32 f16 | F.sum(i(6, 266 * i.chunk)[:, 1:] * i(6, 1), -1) + i(6)
 fused | reduce long | f32 f16 | F.sum(i(2, 16500) * 0.25, -1) + i(2)
+attention | bias | f32 f16 | attend(i, 2, 1, 5, 21, 16, lengths=i.of([13, 20]), bias=i(2, 7))
+attention | tiled, bias | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", bias=i(1, 7))
+attention | split, bias | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
+    bias=i(4, 7))
 attention | window | f32 f16 | attend(i, 2, 1, 5, 21, 16, starts=i.of([3, 17]), window=4,
     sinks=i(2), softcap=1.5)
 attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", window=7,

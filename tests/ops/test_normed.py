@@ -11,7 +11,7 @@ import centella as ct
 from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.tensors import functional
-from centella.tensors.functional import products
+from centella.tensors.qtensor import Stacked
 from centella.tensors.tensor import apply_with
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
@@ -66,17 +66,17 @@ def _check(
 
 
 @pytest.mark.devices(*EVERY)
-def test_the_function_is_what_it_stands_for(
-    device: ct.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_function_is_what_it_stands_for(device: ct.Device) -> None:
     random = np.random.default_rng(5)
     x, w, norm = (
         ct.asarray(random.standard_normal(s).astype(np.float32), device=device)
         for s in ((1, 2, 48), (80, 48), (48,))
     )
-    apart = functional.normed_linear(x[:, :1].copy(), w, norm, eps=EPS, gate="silu", alpha=0.5)
-    monkeypatch.setattr(products, "SERIAL", frozenset())
-    at_once = functional.normed_linear(x[:, :1].copy(), w, norm, eps=EPS, gate="silu", alpha=0.5)
+    first = x[:, :1].copy()
+    apart, at_once = (
+        functional.normed_linear(first, w, norm, eps=EPS, gate="silu", alpha=0.5, variant=variant)
+        for variant in ("apart", "joined")
+    )
     assert apart.shape == at_once.shape == (1, 1, 40)
     np.testing.assert_allclose(at_once.numpy(), apart.numpy(), atol=1e-4)
     wanted = expected(x.numpy()[0], w.numpy(), norm.numpy(), "", None)
@@ -86,11 +86,8 @@ def test_the_function_is_what_it_stands_for(
 
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_a_layer_norm_and_an_epilogue(
-    device: ct.Device, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_a_layer_norm_and_an_epilogue(device: ct.Device, rows: int) -> None:
     """Rows far from zero, too: the mean is subtracted before anything is multiplied."""
-    monkeypatch.setattr(products, "SERIAL", frozenset())
     random = np.random.default_rng(rows)
     shapes = ((rows, 531), (70, 531), (531,), (531,), (70,), (rows, 70))
     x, w, norm, shift, bias, residual = (random.standard_normal(s) for s in shapes)
@@ -102,9 +99,29 @@ def test_a_layer_norm_and_an_epilogue(
     given = [ct.asarray(a, "f32", device) for a in (x, w, norm, shift, bias, residual)]
     y = functional.normed_linear(
         *given[:2], norm=given[2], shift=given[3], bias=given[4], residual=given[5], kind="layer",
-        eps=EPS, activation="relu",
+        eps=EPS, activation="relu", variant="joined" if rows < 3 else "apart",
     )  # fmt: skip
     np.testing.assert_allclose(y.numpy(), wanted, atol=1e-4)
+
+
+@pytest.mark.devices("webgpu", "webgpu-windows")
+@pytest.mark.usefixtures("costly_launches")
+def test_one_launch_where_launches_cost_something(device: ct.Device) -> None:
+    """Of one or two rows, with a norm or a gate, and of a weight that a launch sees whole."""
+    w, norm = ct.zeros((80, 48), device=device), ct.zeros(48, device=device)
+    bias = ct.zeros(80, device=device)
+    for rows, options, launches in (
+        (1, {"norm": norm}, 1), (2, {"norm": norm, "gate": "silu"}, 1), (2, {"gate": "silu"}, 1),
+        (3, {"norm": norm}, 2), (1, {}, 1), (1, {"gate": "silu", "bias": bias}, 2),
+    ):  # fmt: skip
+        x = ct.ones((rows, 48), device=device)
+        device.synchronize()
+        with ct.ledger() as led:
+            y = functional.normed_linear(x, w, **options)
+            device.synchronize()
+        whole = w.spec.storage_bytes <= device.caps.safe_binding
+        assert y.shape[0] == rows and (led.launches == launches or not whole), (rows, options)
+        assert whole or led.launches > 1
 
 
 def test_bad_calls() -> None:
@@ -117,6 +134,10 @@ def test_bad_calls() -> None:
             functional.normed_linear(x, w, **more)
     with pytest.raises(ShapeError, match="activation"):
         functional.normed_linear(x, w, gate="sine")
+    with pytest.raises(ShapeError, match="variant of joined, apart"):
+        functional.normed_linear(x, w, variant="once")
+    with pytest.raises(DTypeError, match="a weight of floats with variant='joined'"):
+        functional.normed_linear(x, Stacked((w, w)), variant="joined")
     attrs = {"gate": "", "eps": 0.0, "alpha": 1.0, "dtype": ""}
     for inputs, named, error, text in (
         ((x, w.T.copy()), attrs, ShapeError, r"weight \[n, k\]"),

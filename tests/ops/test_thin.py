@@ -16,7 +16,8 @@ from centella.lang import KernelIR
 from centella.op import op
 from centella.ops.matmul import thin
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.thin import Thin, thin_of
+from centella.ops.matmul.sums import Thin
+from centella.ops.matmul.thin import thin_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas

@@ -19,12 +19,15 @@ CHEAP = (
     "gemv --devices cpu --dtypes f16 --rows 1",
     "thin --devices webgpu --dtypes f16 --rows 1",
     "attention --devices cpu --dtypes f32",
+    "bias --devices cpu --dtypes f32",
     "rows --devices cpu",
     "host --devices cpu",
     "search --devices cpu",
     "speech --devices cpu --dtypes f32 --rows 1",
     "transcribe --devices cpu",
     "generate --devices cpu --dtypes q8_0,q4_k --rows 1",
+    "generate --devices cpu --shapes mini-moe --rows 1",
+    "speculation --devices cpu --dtypes f32",
     f"minilm --devices cpu --model {TINY_BERT}",
     f"passages --devices cpu --dtypes f32 --model {TINY_BERT}",
     f"sentence --devices cpu --dtypes f32 --model {TINY_BERT}",
@@ -40,9 +43,8 @@ SWEEPS = (
 )
 
 
-@pytest.mark.parametrize("words", [*CHEAP, *(pytest.param(s, marks=[pytest.mark.sweep])
-                                             for s in SWEEPS)])  # fmt: skip
-def test_a_benchmark_runs(words: str, tmp_path: Path) -> None:
+def check_rows(words: str, tmp_path: Path) -> None:
+    """Run a benchmark; its rows have rates."""
     report = tmp_path / "report.json"
     command = [sys.executable, str(SCRIPT), *words.split(), "--small", "--rounds", "1"]
     ran = subprocess.run([*command, "--json", str(report)], capture_output=True, text=True)
@@ -56,10 +58,16 @@ def test_a_benchmark_runs(words: str, tmp_path: Path) -> None:
         assert len({row["who"] for row in rows}) > 1, ran.stdout
 
 
+@pytest.mark.parametrize("words", [*CHEAP, *(pytest.param(s, marks=[pytest.mark.sweep])
+                                             for s in SWEEPS)])  # fmt: skip
+def test_a_benchmark_runs(words: str, tmp_path: Path) -> None:
+    check_rows(words, tmp_path)
+
+
 @pytest.mark.parametrize("words", WITH_TORCH)
 def test_a_benchmark_of_folders_that_transformers_writes_runs(words: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    test_a_benchmark_runs(words, tmp_path)
+    check_rows(words, tmp_path)
 
 
 def test_a_time_line_is_drawn(tmp_path: Path) -> None:
@@ -87,3 +95,12 @@ def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "search", "--small", "--devices", "cpu"]
     subprocess.run([*command, "--budget", "0", "--json", str(report)], check=True)
     assert len(json.loads(report.read_text())["rows"]) == 1
+
+
+def test_without_llama_cpp_a_row_says_why(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(SCRIPT), "llama", "--small", "--rows", "1"]
+    nowhere = ["--llama", str(tmp_path / "none"), "--json", str(report)]
+    subprocess.run([*command, *nowhere], check=True)
+    (row,) = json.loads(report.read_text())["rows"]
+    assert row["skipped"] == f"nothing is at {tmp_path / 'none'}"

@@ -12,8 +12,8 @@ import centella as ct
 from centella.models.bert import BertConfig, BertModel
 from centella.nn import module
 from centella.plan import build as plan
-from centella.plan.graph import Plan
 from centella.plan.placement import Lifetime, largest_live, place
+from centella.plan.plan import Plan
 from centella.record.recording import Recorded
 from centella.runtime import prepare
 from centella.tensors import functional as f

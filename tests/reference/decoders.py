@@ -7,6 +7,7 @@ Writes `tests/data/decoders/FAMILY/`: config.json, model.safetensors (bf16), and
     ids     i32 [2, 37]        random tokens
     logits  f32 [2, 37, vocab] of each position
     greedy  i32 [40]           the most likely token, forty times, after ids[0]
+    short   f32 [2, 24, vocab] of the first 24 tokens alone; where frequencies depend on the length
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 import transformers
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "decoders"
-TOKENS, GREEDY = 37, 40
+TOKENS, GREEDY, SHORT = 37, 40, 24
 SIZES: dict[str, Any] = {
     "vocab_size": 320, "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3,
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128,
@@ -49,6 +50,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"head_dim": 16, "rope_parameters": YARN}),
     "phi3": ("Phi3Config", {"num_attention_heads": 4, "partial_rotary_factor": 0.5,
              "sliding_window": 20}),
+    "phi4-mini": ("Phi3Config", {"num_hidden_layers": 2, "num_attention_heads": 3,
+                  "num_key_value_heads": 1, "tie_word_embeddings": True,
+                  "partial_rotary_factor": 0.75, "sliding_window": 200,
+                  "original_max_position_embeddings": 32, "full_attn_mod": 1,
+                  "interpolate_factor": 1,
+                  "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0,
+                                      "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.5],
+                                      "long_factor": [1.0, 1.2, 1.7, 2.9, 5.3, 9.1]}}),
     "smollm3": ("SmolLM3Config", {"num_attention_heads": 4, "no_rope_layers": [1, 1, 0]}),
     "granite": ("GraniteConfig", {"num_attention_heads": 4, "embedding_multiplier": 6.0,
                 "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 3.0}),
@@ -98,9 +107,12 @@ def make(family: str) -> None:
             top = last.topk(2).values[0]
             gaps.append(float(top[0] - top[1]))
             row = torch.cat([row, last.argmax(-1, keepdim=True)], 1)
+        short = {}
+        if config.rope_parameters.get("rope_type") == "longrope":
+            short["short"] = model(ids[:, :SHORT]).logits.float().numpy()
     np.savez_compressed(
         folder / "expected.npz", ids=ids.int().numpy(), logits=logits.float().numpy(),
-        greedy=row[0, TOKENS:].int().numpy(),
+        greedy=row[0, TOKENS:].int().numpy(), **short,
     )  # fmt: skip
     size = sum(f.stat().st_size for f in folder.iterdir())
     values = json.loads((folder / "config.json").read_text())

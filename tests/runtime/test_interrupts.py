@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from centella.host import interrupts
-from centella.host.interrupts import interruptible, uninterrupted
+from centella.host.interrupts import called_back, interruptible, uninterrupted
+from centella.runtime import process_end
 from centella.runtime.pipelines import PipelineCache
 from tests.runtime.test_device import needs, python
 
@@ -61,6 +63,15 @@ def callback(done: list[str]) -> None:
     steps(done)
 
 
+@called_back
+def of_a_driver(done: list[str], inside: Any = section) -> None:
+    """What it raises is lost."""
+    try:
+        inside(done)
+    except KeyboardInterrupt:
+        done.append("lost")
+
+
 class Watched:
     pass
 
@@ -85,8 +96,10 @@ def test_a_section_is_not_interrupted_and_what_it_calls_back_is() -> None:
         time.sleep(0.01)  # and no second one comes
 
 
+@pytest.mark.parametrize("longest", [10, 0.005])
 @pytest.mark.usefixtures("guarded")
-def test_a_finalizer_is_not_interrupted() -> None:
+def test_a_finalizer_is_not_interrupted(monkeypatch: pytest.MonkeyPatch, longest: float) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", longest)
     done: list[str] = []
 
     class Freed:
@@ -100,6 +113,48 @@ def test_a_finalizer_is_not_interrupted() -> None:
     weakref.finalize(watched[0], steps, done)
     after(watched.clear)
     assert done == ["begun", "ended"]
+
+
+@pytest.mark.parametrize("longest", [10, 0.005])
+@pytest.mark.parametrize("inside", [section, callback, steps])
+@pytest.mark.usefixtures("guarded")
+def test_a_callback_of_a_driver_is_not_interrupted(
+    monkeypatch: pytest.MonkeyPatch, inside: Any, longest: float
+) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", longest)
+    done: list[str] = []
+    after(of_a_driver, done, inside)
+    assert done == ["begun", "ended"]
+    time.sleep(0.01)  # and no second one comes
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_signal_whose_handler_raises_waits_for_a_callback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "LONGEST", 0.005)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def leave(number: int, frame: Any) -> None:
+        if not interrupts.raise_later(number, frame):
+            raise KeyboardInterrupt
+
+    def terminated(done: list[str]) -> None:
+        done.append("begun")
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        done.append("ended")
+
+    signal.signal(signal.SIGTERM, leave)
+    done: list[str] = []
+    try:
+        after(of_a_driver, done, terminated)
+        assert done == ["begun", "ended"]
+        done.clear()
+        after(section, done, terminated)
+        assert done == ["begun"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.usefixtures("guarded")
@@ -162,6 +217,32 @@ def test_an_interrupt_that_waits_has_no_further_program_compiled() -> None:
     assert done == ["one"] and cache.names() == ["one"]
 
 
+@pytest.mark.usefixtures("guarded")
+def test_a_second_interrupt_at_the_end_of_the_process_ends_the_wait_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Busy:
+        lock = threading.Lock()
+
+    left: list[Any] = []
+
+    def executors() -> list[Any]:
+        signal.raise_signal(signal.SIGINT)
+        return [Busy, Busy]
+
+    def leave(busy: list[Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        left.extend(busy)
+
+    monkeypatch.setattr(process_end, "_leave_as_it_is", leave)
+    begin = time.monotonic()
+    with Busy.lock, pytest.raises(KeyboardInterrupt):
+        process_end._end(executors)
+        assert left == [Busy, Busy] and time.monotonic() - begin < 1
+        time.sleep(5)
+    assert left == [Busy, Busy]
+
+
 def test_a_handler_of_the_application_stays() -> None:
     code = """
 import signal, numpy as np, centella as ct
@@ -210,6 +291,56 @@ except KeyboardInterrupt:
     run = python(code)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout == "cancelled [2.0, 2.0, 2.0, 2.0]\ninterrupted [3.0, 3.0, 3.0, 3.0]\n"
+
+
+LOOP = """
+import os, signal, threading, time, numpy as np, centella as ct
+device = ct.device({name!r})
+x = ct.asarray(np.ones((384, 384), np.float32), device=device)
+(x @ x).numpy()
+results, sent = [], []
+def once():
+    {once}
+begin = time.perf_counter()
+for _ in range(5):
+    once()
+rounds = int(20 / (time.perf_counter() - begin)) * 5  # for 20 s
+def send():
+    time.sleep(0.1)
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=send).start()
+try:
+    for _ in range(rounds):
+        once()
+    print("none came")
+except KeyboardInterrupt:
+    took = time.perf_counter() - sent[0]
+    assert took < 1, took
+    assert (x @ x).numpy()[0, 0] == 384
+    print("on")
+"""
+SUBMITTED = {
+    "a batch": """
+    with device.batch():
+        results.append(x @ x)
+""",
+    "a batch that is executed": """
+    batch = device.batch()
+    y = batch.matmul(x, x)
+    batch.execute()
+""",
+    "a read": "ct.fetch(x @ x)",
+    "an upload": "ct.asarray(np.ones((3000, 3000), np.float32), device=device)",
+}
+
+
+@pytest.mark.parametrize("once", SUBMITTED)
+def test_a_loop_that_only_submits_is_interrupted(once: str) -> None:
+    """It hardly ever is outside a section."""
+    needs("webgpu")
+    run = python(LOOP.format(name="webgpu", once=SUBMITTED[once]))
+    assert (run.returncode, run.stdout, run.stderr) == (0, "on\n", "")
 
 
 # -- work of the CPU ------------------------------------------------------------------------------

@@ -129,11 +129,12 @@ def write(
         value = config.get(field)
         if value is None:
             continue
-        write_value = writer.add_uint32 if isinstance(value, int) else writer.add_float32
-        write_value(f"{architecture}.{key}", value)
-    if rope.get("rope_type") in ("linear", "yarn"):
-        writer.add_string(f"{architecture}.rope.scaling.type", rope["rope_type"])
-        writer.add_float32(f"{architecture}.rope.scaling.factor", rope["factor"])
+        add = {bool: writer.add_bool, int: writer.add_uint32}.get(type(value), writer.add_float32)
+        add(f"{architecture}.{key}", value)
+    if rope.get("rope_type") in ("linear", "yarn", "longrope"):
+        if "factor" in rope:
+            writer.add_string(f"{architecture}.rope.scaling.type", rope["rope_type"])
+            writer.add_float32(f"{architecture}.rope.scaling.factor", rope["factor"])
         trained = rope.get("original_max_position_embeddings")
         if trained:
             writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", trained)
@@ -158,6 +159,9 @@ def write(
         if widened:
             stored, form = dequantize(stored, form), GGMLQuantizationType.F32
         writer.add_tensor(own_name(architecture, name), stored, raw_dtype=form)
+    for name in ("long", "short") if "long_factor" in rope else ():
+        factors = np.array(rope[f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head_dim))
     writer.write_header_to_file()

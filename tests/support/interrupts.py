@@ -67,7 +67,7 @@ class Work:
         self.step = step
         self.pieces: list[Callable[[], None]] = [
             self.record, self.batch, self.replay, self.fetch, self.encode, self.kernel,
-            self.change, self.capture,
+            self.change, self.capture, self.submit, self.ask, self.upload,
         ]  # fmt: skip
 
     def record(self) -> None:
@@ -115,6 +115,24 @@ class Work:
         captured = self.device.compile(lambda x: x * 2.0 + float(add), self.x)
         np.testing.assert_array_equal(captured(self.x).numpy(), X * 2 + add)
 
+    def submit(self) -> None:
+        products = []
+        for _ in range(random.randrange(1, 30)):
+            with self.device.batch():
+                products.append(self.x @ self.w)
+        for product in products[-2:]:
+            np.testing.assert_allclose(product.numpy(), self.product, rtol=1e-5)
+
+    def ask(self) -> None:
+        both = [ct.fetch(self.x * 2.0) for _ in range(random.randrange(1, 30))]
+        np.testing.assert_array_equal(both[-1].result()[0], X * 2)
+
+    def upload(self) -> None:
+        rows = np.arange(1 << 16, dtype=np.float32) + random.random()
+        for _ in range(random.randrange(1, 8)):
+            y = ct.asarray(rows, device=self.device)
+        np.testing.assert_array_equal(y.numpy(), rows)
+
 
 class Sender:
     """A thread that sends one interrupt after each `send`."""
@@ -148,19 +166,23 @@ def main(name: str, interrupts: int, seed: int = 0) -> None:
         piece()
     sender = Sender()
     during: Counter[str] = Counter()
+    spent = dict.fromkeys(work.pieces, 0.0)  # seconds, of which each is to have its share
     slowest = 0.0
     piece = work.record
     for number in range(interrupts):
         faulthandler.dump_traceback_later(HANG, exit=True)
         delay = random.random() * LONGEST
-        begin = time.perf_counter()
+        begin = start = time.perf_counter()
         try:
             sender.send(delay)
             while True:
-                piece = random.choice(work.pieces)
+                piece = min(random.sample(work.pieces, 3), key=spent.__getitem__)
+                start = time.perf_counter()
                 piece()
+                spent[piece] += time.perf_counter() - start
         except KeyboardInterrupt:
             slowest = max(slowest, time.perf_counter() - begin - delay)
+            spent[piece] += time.perf_counter() - start
         during[piece.__name__] += 1
         for piece in random.sample(work.pieces, 2) if number % 50 else work.pieces:
             piece()

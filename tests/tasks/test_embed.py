@@ -160,6 +160,8 @@ def test_threads_share_one(tiny: Embedder) -> None:
             DTypeError,
             "convert_to_tensor=; the vectors are NumPy",
         ),
+        (["ok"], {"prompt": 3}, DTypeError, "encode: expected str for prompt, got int"),
+        (["ok"], {"prompt_name": ["a"]}, ShapeError, r"prompt_name: expected one of .*, got \['a'"),
         (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
         (["ok"], {"chunk": 49}, ShapeError, "encode: expected chunk of 48 tokens at most, got 49"),
         (["ok"], {"chunk": 2}, ShapeError, "expected chunk of 3 tokens or more, which leaves room"),
@@ -187,6 +189,7 @@ def test_what_encode_refuses(
         ("output_value", r"model\(ids, lengths\) gives the states"),
         ("task", "prompt_name= names a prompt"),
         ("max_length", r"model\.config\.max_length; chunk="),
+        ("max_seq_length", r"model\.config\.max_length; chunk="),
         ("return_sparse", r"embed\(texts, "),
         ("pool", 'devices="all"'),
         ("target_devices", 'devices="all"'),
@@ -208,11 +211,38 @@ def test_arguments_of_other_libraries(on_cpu: Embedder, name: str, hint: str) ->
         ("encode_queries", r"model\.encode_query"),
         ("compute_score", r"model\.similarity\(a, b\)"),
         ("max_seq_length", r"model\.config\.max_length"),
+        ("get_max_seq_length", r"model\.config\.max_length"),
+        ("truncate_dim", r"encode\(\.\.\., dim=256\)"),
+        ("similarity_fn_name", r"model\.config\.similarity"),
+        ("prompts", r"model\.config\.prompts"),
+        ("device", r"model\.model\.device"),
     ],
 )
-def test_attributes_of_other_libraries(on_cpu: Embedder, name: str, hint: str) -> None:
+@pytest.mark.parametrize("folder", ["tiny-bert", "encoders/xlm-roberta-rank"])
+def test_attributes_of_other_libraries(folder: str, name: str, hint: str) -> None:
+    """Also where they are set, which would change nothing."""
+    model = ct.load(DATA / folder, "cpu")
     with pytest.raises(AttributeError, match=hint):
-        getattr(on_cpu, name)
+        getattr(model, name)
+    with pytest.raises(AttributeError, match=hint):
+        setattr(model, name, 8)
+    model.warm = model.config = "own names may be set"  # as a test or a wrapper does
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("truncate_dim", r"encode\(\.\.\., dim=256\)"),
+        ("trust_remote_code", "no code of a folder is run"),
+        ("torch_dtype", "write dtype="),
+    ],
+)
+def test_arguments_of_other_loaders(name: str, hint: str) -> None:
+    options: Any = {name: None}
+    with pytest.raises(DTypeError, match=f"load: unknown argument {name}=; {hint}"):
+        ct.load(DATA / "tiny-bert", "cpu", **options)
+    with pytest.raises(DTypeError, match=r"load: unknown argument dim=$"):
+        ct.load(DATA / "tiny-bert", devices=["cpu"], dim=3)  # type: ignore[call-overload]
 
 
 def test_what_pool_and_an_embedder_refuse(on_cpu: Embedder) -> None:

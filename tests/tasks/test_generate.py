@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
+from centella.tasks.sampling import Sampling
 from centella.tasks.session import Session, next_part
 from tests.support.model_common import DATA
 
@@ -45,13 +47,17 @@ def test_forty_greedy_tokens(device: ct.Device, name: str) -> None:
     assert (made.finish, made.prompt_tokens) == ("length", 37)
 
 
+DRAWN = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
+
+
 @pytest.mark.devices(*EVERY)
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_k": 40, "top_p": 0.95}])
+@pytest.mark.parametrize(("name", "sampling"), [*((n, {}) for n in NAMES), ("qwen3", DRAWN)])
 def test_unequal_batch_gives_what_each_gives_alone(
-    device: ct.Device, sampling: dict[str, Any]
+    device: ct.Device, name: str, sampling: dict[str, Any]
 ) -> None:
-    model = generator(device)
-    prompts: list[Any] = ["x", list(range(3, 60)), "a longer text than the first one", [7]]
+    model = generator(device, name)
+    prompts: list[Any] = [[9, 8], list(range(3, 60)), list(range(90, 110)), [7]]
+    prompts[:1] = ["x"] if name == "qwen3" else prompts[:1]  # which has a tokenizer
     options: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True, **sampling}
     together = model.generate(prompts, seed=5, **options)
     for i, prompt in enumerate(prompts):
@@ -75,6 +81,25 @@ def test_a_step_is_one_submission_and_four_bytes(device: ct.Device) -> None:
         model.generate(TEXT, temperature=1.3, top_p=0.4, min_p=0.1, top_k=9, seed=8, **options)
     led.expect(downloads=tokens, compiles=0)
     assert led.plans <= 1  # of what sets the numbers
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=9, seed=1)])
+def test_each_step_is_one_submission(device: ct.Device, batch: int, sampling: Sampling) -> None:
+    rows = [[5, 17, 4, 9][i:] for i in range(batch)]
+    session = Session(generator(device).model, batch, 64)
+    session.choose_by(sampling, rows)
+    session.start(rows)
+    list(session.run(2))
+    for step in range(5):
+        if step == 3:  # other numbers are written between steps and captured by none
+            session.choose_by(replace(sampling, seed=7) if sampling.seed else sampling, rows)
+            device.synchronize()
+        with ct.ledger() as led:
+            session.step().result()
+        led.expect(submissions=1, uploads=0, allocations=0, compiles=0, plans=0, downloads=1,
+                   download_bytes=4 * batch)  # fmt: skip
 
 
 @pytest.mark.devices("cpu", "webgpu")
@@ -122,7 +147,7 @@ def test_stop_strings_and_tokens() -> None:
     pieces = "".join(model.stream(TEXT, max_new_tokens=30, ignore_eos=True, stop=stop))
     assert pieces == cut.text
     end = whole.ids[6]
-    model.config, kept = ct_replace(model.config, stop_ids=frozenset([end])), model.config
+    model.config, kept = replace(model.config, stop_ids=frozenset([end])), model.config
     try:
         ended = model.generate(TEXT, max_new_tokens=30)
         assert ended.ids == whole.ids[: whole.ids.index(end)]
@@ -132,12 +157,6 @@ def test_stop_strings_and_tokens() -> None:
         assert both[1] == model.generate("another", max_new_tokens=30)
     finally:
         model.config = kept
-
-
-def ct_replace(config: Any, **changes: Any) -> Any:
-    from msgspec.structs import replace
-
-    return replace(config, **changes)
 
 
 def test_a_cache_in_i8(device: ct.Device) -> None:

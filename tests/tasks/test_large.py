@@ -17,12 +17,16 @@ from msgspec.structs import replace
 import centella as ct
 from centella.cli import loading, output
 from centella.ledger.call_sites import NOWHERE
+from centella.nn import stored
 from centella.runtime import recorder, storage
 from centella.specs import make_spec
 from centella.weights.checkpoint import INDEX
 from tests.support.devices import name_of
 from tests.support.fake_cuda import FakeCuda, installed
-from tests.support.load_peak import SMALL, measure_alone, write_model
+
+pytest.importorskip("gguf")
+from tests.support.gguf_files import write  # needs the package
+from tests.support.load_peak import SMALL, measure_alone, write_gguf, write_model  # likewise
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +36,25 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("large"))
 
 
+@pytest.mark.sweep
+@pytest.mark.devices("webgpu-minimum")
+def test_a_vocabulary_larger_than_a_binding(device: ct.Device, tmp_path: Path) -> None:
+    """135 MB of embedding and head, in windows where a binding has 128 MiB: the CPU's tokens."""
+    folder = write_model(tmp_path, vocab_size=132_000, intermediate_size=64, num_hidden_layers=2)
+    host, model = (ct.load(folder, d, "f32", task="generate") for d in ("cpu", device))
+    assert model.model.embed_tokens.weight.nbytes > device.caps.max_binding
+    prompts = [[5, 131_999, 77], [70_000]]
+    drawn: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 3}
+    for options in ({}, drawn):
+        options = {"max_new_tokens": 6, "ignore_eos": True, **options}
+        wanted = [host.generate(prompt, **options).ids for prompt in prompts]
+        assert [model.generate(prompt, **options).ids for prompt in prompts] == wanted
+        with ct.Scheduler(model, max_batch=2, tokens=256, background=False) as scheduler:
+            requests = [scheduler.submit(prompt, **options) for prompt in prompts]
+            scheduler.run()
+            assert [request.result().ids for request in requests] == wanted
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     yield from installed(monkeypatch, FakeCuda)
@@ -39,9 +62,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes of a part, as small as can be."""
+    """Bytes of a part, as small as can be; pieces of it have other rows."""
     for module in (storage, recorder):
         monkeypatch.setattr(module, "PART", 64)
+    monkeypatch.setattr(stored, "PIECE", 300)
     return 64
 
 
@@ -51,6 +75,45 @@ def test_the_host_holds_a_part_of_a_tensor(device: ct.Device, large: Path) -> No
     peak = measure_alone(name_of(device), large)
     assert peak.host < 1.5 * peak.largest
     assert peak.last == (peak.weights, peak.weights) and peak.calls == 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "BF16"])
+def test_the_host_holds_a_part_of_a_tensor_of_a_gguf_file(
+    device: ct.Device, kind: str, tmp_path: Path
+) -> None:
+    peak = measure_alone(name_of(device), write_gguf(tmp_path / "large.gguf", kind))
+    assert peak.host < 1.5 * peak.largest
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 1}  # fmt: skip
+EXPERTS = {"num_experts": 5, "num_local_experts": None, "moe_intermediate_size": 256}
+MIXED = {"v_proj": "Q6_K", "up_proj": "F16", "": "Q3_K"}
+SAME = {"v_proj": "Q6_K", "": "MXFP4"}
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu")
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "Q4_K"), ("llama", MIXED), ("llama", "BF16"), ("qwen3-moe", SAME)],
+)
+def test_blocks_in_parts_are_the_weights(
+    device: ct.Device, family: str, kind: str | dict[str, str], tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    """Rows of q and k that change places, stacked parameters of one format and of several."""
+    file = tmp_path / "model.gguf"
+    config = json.loads((SMALL.parent / family / "config.json").read_text())
+    more = EXPERTS if family == "qwen3-moe" else {}
+    write(SMALL.parent / family, file, kind, numbers={**config, **WIDE, **more})
+    whole = ct.load(file, "cpu", "bf16").model.state_dict()
+    request.getfixturevalue("parts")
+    got = ct.load(file, device, "bf16").model.state_dict()
+    assert got.keys() == whole.keys()
+    for name, tensor in whole.items():
+        np.testing.assert_array_equal(got[name].numpy(), tensor.numpy(), err_msg=name)
 
 
 @pytest.mark.devices("cpu", "simulator", "webgpu")
@@ -79,7 +142,7 @@ def test_cuda_reads_a_part_while_another_is_sent(fake: FakeCuda, parts: int) -> 
 
     before = len(fake.ops)
     with ct.ledger() as led:
-        value = device.storage.fill(spec, read, NOWHERE)
+        (value,) = device.storage.fill([spec], read, NOWHERE)
     led.expect(uploads=1, upload_bytes=spec.storage_bytes)
     assert [len(out) for out in seen] == [2] * 18 + [1]
     assert len({out.ctypes.data for out in seen}) == 2  # pinned, by turns
@@ -101,7 +164,8 @@ def filled(device: ct.Device, data: Array, meanwhile: Callable[[], object]) -> c
             thread.join(60)
             assert not thread.is_alive(), "it waits for the file"
 
-    return ct.Tensor(device.storage.fill(spec, read, NOWHERE), spec)
+    (value,) = device.storage.fill([spec], read, NOWHERE)
+    return ct.Tensor(value, spec)
 
 
 @pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")
@@ -124,7 +188,7 @@ def test_two_threads_fill_their_own_pinned_memory(fake: FakeCuda, parts: int) ->
     np.testing.assert_array_equal(got.numpy(), data)
     np.testing.assert_array_equal(results[0].numpy(), -data)
     with pytest.raises(OSError, match="gone"):
-        device.storage.fill(device.storage.spec((37, 6), ct.i32), _gone, NOWHERE)
+        device.storage.fill([device.storage.spec((37, 6), ct.i32)], _gone, NOWHERE)
     np.testing.assert_array_equal(filled(device, data, lambda: None).numpy(), data)
     del got
     results.clear()

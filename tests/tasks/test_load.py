@@ -21,7 +21,8 @@ from msgspec.structs import fields
 
 import centella as ct
 from centella.errors import DTypeError, MissingExtraError, WeightsError
-from centella.tasks.load import FAMILIES, load
+from centella.tasks.families import FAMILIES
+from centella.tasks.load import load
 from centella.tasks.text import Tokenizer
 from centella.weights.folder import MINILM_PACKAGE
 from tests.support.model_common import DATA, copy_of, minilm
@@ -172,10 +173,37 @@ def test_a_name_that_is_nearly_right(folder: Path, monkeypatch: pytest.MonkeyPat
                         (f"{folder}t", str(folder)), ("MiniLM", "minilm")):  # fmt: skip
         with pytest.raises(WeightsError, match=re.escape(f"; did you mean {meant!r}?")):
             load(path, device="cpu")
+    for path in ("./tiny-bertt", f"../{folder.parent.name}/tiny-bertt"):
+        with pytest.raises(WeightsError, match=re.escape(f"did you mean {path[:-1]!r}?")):
+            load(path, device="cpu")
+    (folder.parent / "models").mkdir()
+    folder.rename(folder.parent / "models" / "minilm")
+    for path in ("./modelz/minilm", "./models/minlm"):
+        with pytest.raises(WeightsError, match=r"did you mean '\./models/minilm'\?$"):
+            load(path, device="cpu")
+    with pytest.raises(WeightsError, match=r"got nothing at that path$"):
+        load("./modelz/bert", device="cpu")
     with pytest.raises(WeightsError, match=r"got nothing at that path; for a repository"):
         load("something-else", device="cpu")
     with pytest.raises(WeightsError, match=r"^load: expected a model folder.*, got an empty text$"):
         load("", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"progress": 3}, "expected None or a function of two numbers for progress, got 3"),
+        ({"progress": "yes"}, "of two numbers for progress, got 'yes'"),
+        ({"progress": True, "devices": ["cpu"]}, "of two numbers for progress, got True"),
+        ({"warm": 3}, "expected True or False for warm, got int"),
+    ],
+)
+def test_options_of_another_type(folder: Path, options: dict[str, Any], text: str) -> None:
+    (folder / "model.safetensors").unlink()  # it is refused before that is missed
+    if "devices" not in options:
+        options["device"] = "cpu"
+    with pytest.raises(DTypeError, match=f"^load: .*{text}$"):
+        load(folder, **options)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError
 from centella.tasks.logprobs import Scores
-from tests.tasks.test_generate import EVERY, FOLDER, TEXT, ct_replace, generator, host
+from tests.tasks.test_generate import EVERY, FOLDER, TEXT, generator, host
 
 
 def log_softmax(logits: Any) -> Any:
@@ -84,7 +85,7 @@ def test_a_stream_tells_them_as_they_come() -> None:
     assert pieces.result == whole
     assert model.stream(TEXT, **options).logprobs == []
     end = whole.ids[4]  # the token that ends a text has none
-    model.config, kept = ct_replace(model.config, stop_ids=frozenset([end])), model.config
+    model.config, kept = replace(model.config, stop_ids=frozenset([end])), model.config
     try:
         ended = model.generate(TEXT, max_new_tokens=9, logprobs=0)
     finally:

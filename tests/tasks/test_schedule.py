@@ -17,6 +17,7 @@ import pytest
 import centella as ct
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.tasks.load import load
+from tests.support.devices import own
 from tests.support.model_common import DATA
 
 Asked = list[tuple[list[int], dict[str, Any]]]
@@ -102,15 +103,25 @@ def test_chats_get_what_they_get_alone(device: ct.Device, name: str) -> None:
 
 
 def test_a_hundred_chats_in_flat_memory(host: ct.Generator) -> None:
+    a_hundred_chats(host)
+
+
+@pytest.mark.sweep
+@pytest.mark.devices("webgpu", "webgpu-hardware", "cuda")
+def test_a_hundred_chats_in_flat_memory_of_a_gpu(device: ct.Device) -> None:
+    a_hundred_chats(generator(own(device)))
+
+
+def a_hundred_chats(model: ct.Generator) -> None:
     """With less memory than they need: some are stopped and read anew."""
     asked = chats(100, 180, 30, seed=1)
-    scheduler = ct.Scheduler(host, max_batch=8, tokens=CONTEXT, background=False)
-    device = host.model.device
+    scheduler = ct.Scheduler(model, max_batch=8, tokens=CONTEXT, background=False)
+    device = model.model.device
     got = run(scheduler, asked)
     held = device.pool.held  # all sizes of steps are captured
     assert run(scheduler, asked) == got
     assert device.pool.held <= held * 1.02
-    assert got == alone(host, asked)
+    assert got == alone(model, asked)
     assert scheduler.preemptions > 5
     assert free(scheduler) == CONTEXT // BLOCK
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import wraps
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -362,3 +363,51 @@ def test_it_loads_with_its_first_use() -> None:
         "print(before, 'asyncio' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False True\n"
+
+
+@in_loop
+async def test_options_of_encode() -> None:
+    model = ct.load(DATA / "tiny-bert", "cpu", task="embed")
+    model.config = msgspec.structs.replace(model.config, prompts={"query": "search "})
+    texts = ["a storm", "rain over the lake", "x"]
+    async with Batcher(model, prompt_name="query", dim=20, exact=True) as batcher:
+        vectors = await asyncio.gather(*map(batcher.encode, texts))
+    for text, vector in zip(texts, vectors, strict=True):
+        alone = model.encode(text, prompt="search ", dim=20, exact=True)
+        np.testing.assert_array_equal(vector, alone, strict=True)
+    async with Batcher(model, prompt_name="other") as batcher:
+        with pytest.raises(ct.ShapeError, match="prompt_name: expected one of query, got 'other'"):
+            await batcher.encode("a")
+    async with Batcher(model, dim=0) as batcher:
+        with pytest.raises(ct.ShapeError, match="expected dim of 1 or more, got 0"):
+            await batcher.encode("a")
+
+
+@in_loop
+async def test_encode_beside_the_event_loop() -> None:
+    model, texts = ct.load(DATA / "tiny-bert", "cpu", task="embed"), ["a storm", "rain"] * 40
+    told: list[tuple[int, int]] = []
+    vectors, other = await asyncio.gather(
+        model.encode_async(texts, batch_size=8, progress=lambda *done: told.append(done)),
+        model.encode_async("rain", dim=20),
+    )
+    np.testing.assert_allclose(vectors, model.encode(texts), atol=1e-6)
+    np.testing.assert_allclose(other, model.encode("rain", dim=20), atol=1e-6)
+    assert told[-1] == (80, 80) and len(told) == 10
+    begun, done = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def note(number: int, _: int) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        done.append(number)
+
+    running = asyncio.create_task(model.encode_async(["rain"] * 4000, batch_size=1, progress=note))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert 0 < len(done) < 4000
+    with pytest.raises(ct.DTypeError, match="encode_async: expected a function for progress, got"):
+        await model.encode_async("a", progress=True)  # type: ignore[arg-type]
+    with pytest.raises(ct.ShapeError, match="batch_size of 1 or more"):
+        await model.encode_async("a", batch_size=0)

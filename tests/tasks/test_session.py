@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError
 from centella.models.rope import Rope
 from centella.tasks.load import load
 from centella.tasks.pieces import Stops, Text
-from tests.tasks.test_generate import FOLDER, TEXT, ct_replace, host
+from tests.tasks.test_generate import FOLDER, TEXT, host
 
 NONE = Stops(frozenset(), (), 10**6)
 
@@ -121,7 +122,7 @@ def rope(kind: str, **values: Any) -> Rope:
 def test_frequencies_follow_the_tokens(made: Rope) -> None:
     """Not the capacity, which is rounded up; and not those of the session before."""
     model = load(FOLDER / "qwen3", "cpu", "f32")
-    model.model.config = ct_replace(model.model.config, ropes=(made,))
+    model.model.config = replace(model.model.config, ropes=(made,))
     short = model._sessions.take([[5] * 20], 40)
     assert np.array_equal(made.tables(40)[0], short.past.tables[0][0].numpy()[:40])
     model._sessions.keep(short)

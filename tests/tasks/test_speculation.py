@@ -138,7 +138,8 @@ def test_lookup_finds_the_longest_and_the_last() -> None:
     assert lookup.ready(row)
     assert lookup.guess(row)[0, :3].tolist() == [9, 8, 3]  # behind 2 3 4, not behind 3 4
     assert lookup.guess([*row, 7, 3, 4])[0, :2].tolist() == [7, 3]  # the last 3 4 before the end
-    assert lookup.guess([6, 6, 6, 6])[0].tolist() == [6] + [0] * (GUESSES - 1)
+    assert lookup.guess([6, 6, 6, 6])[0].tolist() == [6] * GUESSES
+    assert lookup.guess([1, 2, 3, 1, 2, 3, 1, 2])[0].tolist() == [3, 1, 2, 3, 1, 2, 3]
     assert not lookup.ready([1, 2, 3])  # another row
 
 

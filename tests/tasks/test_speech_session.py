@@ -19,7 +19,6 @@ from centella.tasks.beam import Beams, best_of
 from centella.tasks.speech_options import SpeechConfig
 from centella.tasks.speech_session import SpeechSession
 from centella.tasks.windows import Attempt, Thresholds
-from centella.tensors.functional import products
 from tests.support.whisper_common import (
     EVERY,
     FOLDER,
@@ -164,12 +163,10 @@ def test_the_rules_of_a_step_are_two_launches(device: ct.Device) -> None:
 
 
 @pytest.mark.devices("webgpu")
+@pytest.mark.usefixtures("costly_launches")
 @pytest.mark.parametrize("name", ["tiny", "distil-en"])
-def test_launches_of_a_step_on_a_gpu(
-    device: ct.Device, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
     """Where launches cost something: norms are in the products, and tokens stay the same."""
-    monkeypatch.setattr(products, "SERIAL", frozenset())
     model = model_of(name, device)
     session = SpeechSession(model, config_of(name).vocabulary, 2, lambda sound: sound)
     session.listen(mel(model.config.num_mel_bins))

@@ -14,6 +14,7 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
+from centella.models.llama_gguf import tensors_of
 from centella.nn import Linear, RMSNorm
 from centella.tasks.load import _dtypes, load
 from centella.weights.gguf import KINDS, GGUFTensor, open_gguf
@@ -132,6 +133,21 @@ def test_experts_quantised_at_load(tmp_path: Path) -> None:
         load(file, "cpu", "f32")(ct.asarray(ids, device="cpu"))
 
 
+@pytest.mark.devices("webgpu", "webgpu-hardware", "cuda")
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_a_file_of_q4_k_on_a_gpu(device: ct.Device, family: str, tmp_path: Path) -> None:
+    """Many rows, and steps of one, as on the CPU; experts too."""
+    numbers, file = numbers_of(family, **(MOE if "moe" in family else {})), tmp_path / "model.gguf"
+    write(FOLDER / family, file, {"down_proj": "Q8_0", "": "Q4_K"}, numbers=numbers)
+    host, model = (load(file, d, "f32") for d in ("cpu", device))
+    ids = np.arange(24, dtype=np.int32).reshape(2, 12) * 13 % 320
+    wanted, got = (m(ct.asarray(ids, device=m.model.device)).numpy() for m in (host, model))
+    np.testing.assert_allclose(got, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
+    asked = [m.generate([ids[0].tolist(), [7]], max_new_tokens=6, ignore_eos=True)
+             for m in (host, model)]  # fmt: skip
+    assert [g.ids for g in asked[0]] == [g.ids for g in asked[1]]
+
+
 MIXED = {"v_proj": "Q6_K", "up_proj": "F16", "down_proj": "Q8_0", "": "Q4_K"}
 
 
@@ -205,7 +221,34 @@ def test_dtypes_of_quantised_files() -> None:
     webgpu = SimpleNamespace(caps=SimpleNamespace(target="wgsl"))
     assert _dtypes("auto", tensors, cuda) == (ct.f16, ct.bf16)  # type: ignore[arg-type]
     assert _dtypes("auto", tensors, webgpu) == (ct.f16, ct.f32)  # type: ignore[arg-type]
-    assert _dtypes("auto", {"a": norm, "b": matrix}, cuda) == (ct.f32, ct.f32)  # type: ignore[arg-type]
+    assert _dtypes("auto", {"a": norm, "b": matrix}, cuda) == (ct.f16, ct.f16)  # type: ignore[arg-type]
+    wide = GGUFTensor("t", KINDS[0], (4, 8), None, 0)  # type: ignore[arg-type]
+    assert _dtypes("auto", {"b": matrix, "c": wide}, cuda) == (ct.f32, ct.f32)  # type: ignore[arg-type]
+    routed = {"b": matrix, "model.layers.0.mlp.gate.weight": wide}
+    assert _dtypes("auto", routed, cuda) == (ct.f16, ct.f16)  # type: ignore[arg-type]
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize(("kind", "dtype"), [("BF16", ct.bf16), ("F16", ct.f16)])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_16_bit_files_stay_16_bit(
+    device: ct.Device, family: str, kind: str, dtype: ct.DType, tmp_path: Path
+) -> None:
+    """Norms and routers, which files have in f32, do not widen the matrices."""
+    file = tmp_path / "model.gguf"
+    write(FOLDER / family, file, kind)
+    model = load(file, device).model
+    stored = ct.f32 if device.caps.target == "numpy" else dtype
+    for name, tensor in model.named_parameters():
+        norm = tensor.ndim == 1 or ".norms." in name
+        assert tensor.dtype is (ct.f32 if norm else stored), name
+    cuda = SimpleNamespace(caps=SimpleNamespace(target="ptx"))
+    tensors = tensors_of(open_gguf(file), model.config.head_dim)
+    assert _dtypes("auto", tensors, cuda) == (dtype, dtype)  # type: ignore[arg-type]
+    ids = np.load(FOLDER / family / "expected.npz")["ids"]
+    wanted = load(file, "cpu", "f32")(ct.asarray(ids, device="cpu")).numpy()
+    got = load(file, device)(ct.asarray(ids, device=device)).numpy()
+    np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
 
 
 def test_a_quantised_norm_is_loaded_as_floats() -> None:

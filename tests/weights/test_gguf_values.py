@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from centella.errors import WeightsError
 from centella.models.llama_config import LlamaConfig
-from centella.models.llama_gguf import config_values, tensors_of
+from centella.models.llama_gguf import ALLOWED, FIELDS, OTHER, SAME, config_values, tensors_of
 from centella.tasks.text_gguf import begin_id, read_template, read_tokenizer, stop_ids
 from centella.weights.gguf import GGUF, KINDS, GGUFTensor, open_gguf
 
 pytest.importorskip("gguf")
+from gguf.constants import Keys
+
 from tests.support.gguf_files import write  # needs the package
 from tests.weights.test_gguf import FOLDER, folder_of, header, text, with_tokenizer
 
@@ -94,6 +97,90 @@ def test_tensors_of_factors_mean_longrope(tmp_path: Path) -> None:
         config_values(changed(open_gguf(path), scaling))
     other = rope_tensor("rope_factors_other.weight", short, tmp_path)
     assert other.name in tensors_of(changed(open_gguf(path), {}, other), 12)  # is left over
+
+
+KEYS = sorted(
+    {
+        value.removeprefix("{arch}.")
+        for group in (Keys.LLM, Keys.Attention, Keys.Rope)
+        for value in vars(group).values()
+        if isinstance(value, str) and value.startswith("{arch}.") and "{dense}" not in value
+    }
+    - FIELDS.keys()
+    - OTHER
+)
+
+
+@pytest.mark.parametrize("key", [*KEYS, "rope.scale_linear", "rope.local.freq_base"])
+def test_values_of_an_architecture_that_are_not_read(key: str, tmp_path: Path) -> None:
+    """Of llama.cpp's keys those that may change the model are refused, unless they are neutral."""
+    path = tmp_path / "model.gguf"
+    write(FOLDER / "qwen3", path)
+    file, name = open_gguf(path), f"qwen3.{key}"
+    sizes = {"attention.key_length": 16, "embedding_length": 48, "rope.dimension_count": 16}
+    neutral = [sizes[SAME[key]]] if key in SAME else ALLOWED.get(key, (0, False, 0.0))
+    wanted = config_values(file)
+    for value in neutral:
+        assert config_values(changed(file, {name: value})) == wanted
+    with pytest.raises(WeightsError, match=f"'{name}': this library does not read this value"):
+        config_values(changed(file, {name: 7}))
+    if key == "attention.causal":
+        with pytest.raises(WeightsError, match="does not read this value, which is False"):
+            config_values(changed(file, {name: False}))
+
+
+# The values that llama.cpp's converter writes for an architecture beside those of `FIELDS`.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "llama": {"vocab_size": 320, "rope.dimension_count": 16, "attention.value_length": 16,
+              "tensor_data_layout": "Meta AI original pth", "rope.scaling.finetuned": False},
+    "phi3": {"rope.scaling.original_context_length": 4096},
+    "gemma2": {"attention.value_length": 16},
+    "gemma3": {"attention.value_length": 16, "rope.freq_base_swa": 10000.0},
+    "granite": {"vocab_size": 320, "rope.dimension_count": 12},
+    "qwen3": {"pooling_type": 3, "attention.value_length": 16, "attention.causal": True},
+    "qwen3moe": {"expert_weights_norm": True, "expert_shared_feed_forward_length": 0,
+                 "attention.value_length": 16, "expert_weights_scale": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_values_that_converters_write(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(folder_of("qwen3-moe" if name == "qwen3moe" else name, tmp_path), path)
+    more = {f"{name}.{key}": value for key, value in WRITTEN[name].items()}
+    file = open_gguf(path)
+    one, two = (LlamaConfig.from_dict(config_values(f)) for f in (file, changed(file, more)))
+    for rope, other in zip(one.ropes, two.ropes, strict=True):
+        np.testing.assert_array_equal(rope.tables(20), other.tables(20))
+    assert replace(two, ropes=one.ropes) == one
+
+
+def test_windows_of_an_architecture_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(FOLDER / "olmo2", path)
+    with pytest.raises(
+        WeightsError, match=r"olmo2\.attention\.sliding_window: expected none, got 4"
+    ):
+        config_values(changed(open_gguf(path), {"olmo2.attention.sliding_window": 4}))
+
+
+def test_scalings_as_llama_cpp_reads_them(tmp_path: Path) -> None:
+    """A factor without a type is linear; yarn has its two bounds."""
+    path = tmp_path / "model.gguf"
+    write(FOLDER / "granite", path)
+    file = open_gguf(path)
+
+    def tables(**values: Any) -> Any:
+        more = {f"granite.rope.scaling.{key}": value for key, value in values.items()}
+        (rope,) = LlamaConfig.from_dict(config_values(changed(file, more))).ropes
+        return rope.tables(20)
+
+    np.testing.assert_array_equal(tables(factor=2.0), tables(type="linear", factor=2.0))
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+    plain, bounds = tables(**yarn), tables(**yarn, yarn_beta_fast=32.0, yarn_beta_slow=1.0)
+    np.testing.assert_array_equal(plain, bounds)
+    other = tables(**yarn, yarn_beta_fast=4.0, yarn_beta_slow=0.05)
+    assert np.abs(np.array(other) - plain).max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,48 @@ def test_no_rows(tmp_path: Path, suffix: str, dim: int) -> None:
     path = tmp_path / f"v{suffix}"
     write_vectors(path, np.zeros((0, dim), np.float32))
     assert open_vectors(path).vectors.shape == (0, dim)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="FIFOs and sockets of POSIX")
+@pytest.mark.parametrize("suffix", [".npy", ".parquet", ".arrow"])
+def test_what_is_no_file_is_refused_at_once(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # addresses of sockets are short
+    path = Path(f"v{suffix}")
+
+    def refused(kind: str) -> None:
+        with pytest.raises(WeightsError, match=rf"v\{suffix}: expected a file of vectors, {kind}"):
+            open_vectors(path)
+
+    os.mkfifo(path)
+    refused("got a FIFO")
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        refused("got a socket")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    refused("got a device")
+    path.unlink()
+    path.mkdir()
+    refused("got a folder")
+    path.rmdir()
+    with pytest.raises(FileNotFoundError, match="No such file or directory"):
+        open_vectors(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_vectors_outlive_their_file(tmp_path: Path, suffix: str) -> None:
+    """A file that is mapped and then cut short would end the process."""
+    path = tmp_path / f"v{suffix}"
+    rows = np.ones((20_000, 8), np.float32)
+    write_vectors(path, rows, ["a"] * len(rows))
+    stored = open_vectors(path)
+    os.truncate(path, 500)
+    np.testing.assert_array_equal(stored.vectors, rows)
+    with pytest.raises(WeightsError, match=rf"v\{suffix}: expected vectors"):
+        open_vectors(path)
 
 
 def test_rows_of_another_run_are_kept_until_they_are_given_up(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from PyInstaller import isolated
 from PyInstaller.utils.hooks import collect_data_files, collect_submodules
 
 from centella.backends.opening import BACKENDS
+from centella.emit.program import EMITTERS
 
 
 def imported_by_driver() -> list[str]:
@@ -20,7 +21,9 @@ def imported_by_driver() -> list[str]:
 
 
 datas = collect_data_files("centella")
-# An op names its lowering by a string, a kind of device its backend, and `ct.load` its models.
+# A string names the lowering of an op, the backend of a kind of device, the emitter of a target,
+# and of a family its model and what reads its task.
 hiddenimports = isolated.call(imported_by_driver)
 hiddenimports += collect_submodules("centella.ops") + collect_submodules("centella.models")
-hiddenimports += [module for module, _ in BACKENDS.values()]
+hiddenimports += collect_submodules("centella.tasks")
+hiddenimports += [*EMITTERS.values(), *(module for module, _ in BACKENDS.values())]

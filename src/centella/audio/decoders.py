@@ -1,35 +1,32 @@
 """Coded audio: soundfile first, then PyAV, then ffmpeg from the PATH; each is optional.
 
-A reader gives the blocks of a file or says in words why it does not. PyAV and ffmpeg read the first
-good audio stream of a container; where its time begins late or leaps ahead, as in recordings of
-calls, silence stands for what is missing, so that positions are times of the file.
+A reader gives the blocks of a file, or says in words why it does not, or gives None: it is not
+installed. PyAV and ffmpeg read the first good audio stream of a container; where its time begins
+late or leaps ahead, as in recordings of calls, silence stands for what is missing, so that
+positions are times of the file.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
-from centella.audio.source import Array, Source, block_frames, check_layout, floats
-from centella.audio.wav import open_wav
+from centella.audio.source import Array, Source, block_frames, broken, check_layout, floats
 from centella.errors import AudioError, MissingExtraError
-
-if TYPE_CHECKING:
-    from subprocess import Popen
 
 _LONGEST_GAP = 3600  # seconds of silence that stand for missing ones; more, and the file is broken
 _TOLERATED = 0.1  # seconds between the time of a frame and its position before silence fills it
-_GUESSED = ("aac", "ac3", "amr", "eac3", "mp3")  # ffmpeg guesses their length by the bit rate
+_GUESSED = (
+    "aac",
+    "ac3",
+    "amr",
+    "eac3",
+    "mp3",
+)  # formats whose length ffmpeg guesses by the bit rate
 _TICKS = 1_000_000  # of a second, in which ffmpeg states the times of a container
-_SHOWN = 500  # characters of ffmpeg's message
-_LENGTH = re.compile(r"^\[info\]   Duration: (\d+):(\d\d):(\d\d\.\d+)", re.MULTILINE)
-_ESTIMATE = "Estimating duration from bitrate"  # ffmpeg's warning
-_FAILURE = re.compile(r"\[(?:error|fatal|panic)\] (.*)")
 
 
 def open_coded(name: str, path: str | None, file: IO[bytes]) -> Source:
@@ -45,14 +42,15 @@ def open_coded(name: str, path: str | None, file: IO[bytes]) -> Source:
         MissingExtraError: no reader is installed.
     """
     reasons: list[str] = []
-    for reader in (_soundfile, _pyav, _ffmpeg):
+    readers = {_soundfile: _NO_SOUNDFILE, _pyav: _NO_PYAV, _ffmpeg: _NO_FFMPEG}
+    for reader, absent in readers.items():
         file.seek(0)
         opened = reader(name, path, file)
         if isinstance(opened, Source):
             check_layout(name, opened.rate, opened.channels)
             return opened
-        reasons.append(opened)
-    if reasons == [_NO_SOUNDFILE, _NO_PYAV, _NO_FFMPEG]:
+        reasons.append(opened or absent)
+    if reasons == list(readers.values()):
         raise MissingExtraError("soundfile", "audio")
     raise AudioError(f"{name}: expected audio; {'; '.join(reasons)}")
 
@@ -62,11 +60,11 @@ _NO_PYAV = "PyAV, for m4a, mp4, webm and others, is not installed (pip install '
 _NO_FFMPEG = "ffmpeg, which reads them too, is not on the PATH"
 
 
-def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str:
+def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str | None:
     try:
         import soundfile
     except ImportError:
-        return _NO_SOUNDFILE
+        return None
 
     class Forward(soundfile.SoundFile):  # type: ignore[misc]  # it has no types
         """After each read soundfile seeks to where it is, and an mp3 decoder loses its state."""
@@ -88,7 +86,7 @@ def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str:
             try:
                 block = opened.read(size, dtype="float32", always_2d=True)
             except soundfile.SoundFileError as error:
-                raise _broken(name, at / opened.samplerate, error) from error
+                raise broken(name, at / opened.samplerate, error) from error
             if not len(block):
                 return
             at += len(block)
@@ -98,24 +96,22 @@ def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str:
     return Source(name, opened.samplerate, opened.channels, blocks(), known, opened.close)
 
 
-def _broken(name: str, seconds: float, error: object) -> AudioError:
-    return AudioError(f"{name}: broken after {seconds:.2f} s: {error}")
-
-
-def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
+def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str | None:
     try:
         import av  # pyright: ignore[reportMissingImports]
     except ImportError:
-        return _NO_PYAV
+        return None
+    # For a broken file; the last two for seeks and for formats that NumPy lacks.
+    fails = (av.error.FFmpegError, OSError, ValueError)
     try:
         container: Any = av.open(file, metadata_errors="replace")
-    except _pyav_fails() as error:
+    except fails as error:
         return f"PyAV: {getattr(error, 'strerror', None) or error}"
     stream = container.streams.best("audio")
     frames = _decoded(container, stream) if stream is not None else iter(())
     try:
         first = next(frames, None)
-    except _pyav_fails() as error:
+    except fails as error:
         container.close()
         return f"PyAV: no samples: {error}"
     if first is None:
@@ -125,15 +121,8 @@ def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str:
     begin = (container.start_time or 0) / _TICKS
     length: int | None = None if container.format.name in _GUESSED else container.duration
     known = None if length is None else int(length / _TICKS * rate)
-    blocks = _timed(name, chain([first], frames), rate, channels, begin)
+    blocks = _timed(name, chain([first], frames), rate, channels, begin, fails)
     return Source(name, rate, channels, blocks, known, container.close)
-
-
-def _pyav_fails() -> tuple[type[Exception], ...]:
-    """What PyAV raises for a broken file; the last two for seeks and for formats NumPy lacks."""
-    from av.error import FFmpegError  # pyright: ignore[reportMissingImports]
-
-    return FFmpegError, OSError, ValueError
 
 
 def _decoded(container: Any, stream: Any) -> Iterator[tuple[Any, Array]]:
@@ -145,99 +134,37 @@ def _decoded(container: Any, stream: Any) -> Iterator[tuple[Any, Array]]:
 
 
 def _timed(
-    name: str, frames: Iterator[tuple[Any, Array]], rate: int, channels: int, begin: float
-) -> Iterator[Array]:
+    name: str, frames: Iterator[tuple[Any, Array]], rate: int, channels: int, begin: float,
+    fails: tuple[type[Exception], ...],
+) -> Iterator[Array]:  # fmt: skip
     """The samples of frames, and silence up to the time of one that comes late."""
     at = 0
     try:
         for frame, block in frames:
             if (frame.sample_rate, frame.layout.nb_channels) != (rate, channels):
-                raise _broken(name, at / rate, "its rate or number of channels changes")
+                raise broken(name, at / rate, "its rate or number of channels changes")
             if frame.time is not None:
                 for silence in _missing(name, frame.time - begin, at, rate, channels):
                     at += len(silence)
                     yield silence
             at += len(block)
             yield floats(name, block)
-    except _pyav_fails() as error:
-        raise _broken(name, at / rate, error) from error
+    except fails as error:
+        raise broken(name, at / rate, error) from error
 
 
 def _missing(name: str, time: float, at: int, rate: int, channels: int) -> Iterator[Array]:
     """Blocks of silence up to the time of a frame, if that is later than frame `at`."""
     gap = round(time * rate) - at
     if gap > _LONGEST_GAP * rate:
-        raise _broken(name, at / rate, f"a gap of {gap / rate:.0f} s")
+        raise broken(name, at / rate, f"a gap of {gap / rate:.0f} s")
     if gap > _TOLERATED * rate:
         size = block_frames(channels)
         for first in range(0, gap, size):
             yield np.zeros((min(size, gap - first), channels), np.float32)
 
 
-def _ffmpeg(name: str, path: str | None, _: IO[bytes]) -> Source | str:
-    from shutil import which
-    from subprocess import DEVNULL, PIPE, Popen
-    from tempfile import NamedTemporaryFile
+def _ffmpeg(name: str, path: str | None, _: IO[bytes]) -> Source | str | None:
+    from centella.audio.ffmpeg import open_piped
 
-    program = which("ffmpeg")
-    if program is None:
-        return _NO_FFMPEG
-    if path is None:
-        return "ffmpeg: reads files alone, not bytes in memory"
-    # `file:` keeps a name from being read as a URL, and the list keeps playlists from opening any.
-    command = [
-        program, "-nostdin", "-hide_banner", "-nostats", "-v", "level+info",
-        "-protocol_whitelist", "file,pipe", "-i", f"file:{path}", "-map", "0:a:0",
-        "-af", "aresample=async=1:first_pts=0", "-c:a", "pcm_f32le", "-f", "wav", "pipe:1",
-    ]  # fmt: skip
-    with NamedTemporaryFile(delete=False) as file:  # `_end` removes it; a pipe could fill, unread
-        process = Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=file)
-    said = Path(file.name)
-    assert process.stdout is not None
-    try:
-        source = open_wav(name, process.stdout)
-        assert source is not None  # it was told to write floats
-    except AudioError:
-        process.wait()
-        reason = f"ffmpeg: {_last_words(said)}"
-        _end(process, said)
-        return reason
-    seconds = _length(said)  # it is written before the first sample
-    return Source(
-        name, source.rate, source.channels, _checked(name, source, process, said),
-        None if seconds is None else int(seconds * source.rate), lambda: _end(process, said),
-    )  # fmt: skip
-
-
-def _checked(name: str, source: Source, process: Popen[bytes], said: Path) -> Iterator[Array]:
-    """The blocks of ffmpeg, and an error at their end where it failed."""
-    at = 0
-    for block in source.blocks:
-        at += len(block)
-        yield block
-    if process.wait():
-        raise _broken(name, at / source.rate, f"ffmpeg: {_last_words(said)}")
-
-
-def _end(process: Popen[bytes], said: Path) -> None:
-    """End a process that nobody reads from any more, and close what was between."""
-    process.kill()
-    process.wait()
-    said.unlink(missing_ok=True)
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def _length(said: Path) -> float | None:
-    """Seconds of the input by ffmpeg's words; None where it does not know or estimates them."""
-    message = said.read_text(errors="replace")
-    stated = _LENGTH.search(message)
-    if stated is None or _ESTIMATE in message:
-        return None
-    hours, minutes, seconds = stated.groups()
-    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-
-
-def _last_words(said: Path) -> str:
-    """The end of the errors that ffmpeg wrote, on one line."""
-    return " ".join(_FAILURE.findall(said.read_text(errors="replace")))[-_SHOWN:]
+    return open_piped(name, path)

@@ -42,6 +42,11 @@ class Source(Struct, frozen=True):
     close: Callable[[], None] = _nothing
 
 
+def broken(name: str, seconds: float, error: object) -> AudioError:
+    """An error for what can be read up to a time."""
+    return AudioError(f"{name}: broken after {seconds:.2f} s: {error}")
+
+
 def check_layout(name: str, rate: object, channels: object) -> None:
     """Refuse what no recording has.
 

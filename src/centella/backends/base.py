@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from centella.backends.buffer import Array as Array
+from centella.backends.buffer import Buffer as Buffer
+from centella.backends.optional import Interop, Process, Streams
 from centella.emit.program import HostProgram, Program
-from centella.errors import DeviceError
 from centella.specs import Caps, Spec
 
-Array = np.ndarray[Any, Any]
 Times = Sequence[tuple[int, int]]
 Window = tuple[int, int]
 About = dict[str, str | int | None]  # what a device says of itself
-
-
-class Buffer:
-    """Device memory that a value owns; returned to the pool when nothing refers to it.
-
-    The finalizer only appends to a queue: it may run on any thread, at any time.
-
-    Attributes:
-        memory: what the pool gave and gets back.
-        native: what launches bind: the memory, or on the CPU the host array that was put there.
-        owner: what keeps imported memory alive; imported memory is never freed.
-        mutable: it is a State's and changes in place, so no other value may share it.
-    """
-
-    __slots__ = ("__weakref__", "memory", "mutable", "native", "nbytes", "owner", "release")
-
-    def __init__(
-        self, memory: Any, nbytes: int, release: Callable[[Any, int], None], owner: Any = None
-    ) -> None:
-        self.memory: Any = memory
-        self.native: Any = memory
-        self.nbytes: int = nbytes
-        self.release: Callable[[Any, int], None] = release
-        self.owner: Any = owner
-        self.mutable: bool = False
-
-    def __reduce_ex__(self, _: object) -> NoReturn:
-        raise TypeError("memory of a device is not pickled, and copied by its Tensor or State")
-
-    def __del__(self) -> None:
-        self.release(self.memory, self.nbytes)
 
 
 class Launch(Struct, frozen=True, eq=False):
@@ -212,99 +181,6 @@ class DoneTicket:
     def times(self) -> Times | None:
         """Begin and end of each launch."""
         return self._times
-
-
-class Interop(Protocol):
-    """Optional: a device's own handle and memory, shared with applications and other libraries.
-
-    Attributes:
-        name: of the device, in messages.
-        dlpack: type and number of the device, where DLPack has them.
-    """
-
-    name: str
-    dlpack: tuple[int, int] | None = None
-
-    @property
-    def native(self) -> Any:
-        """The driver's own device, None on the host."""
-        return None
-
-    def runs_on(self, native: object) -> bool:
-        """Whether `native` is how an application names the driver's own device."""
-        return False
-
-    def adopt(self, native: object) -> tuple[Any, int]:
-        """Memory of the application's, to be read in place: what launches bind, and its bytes.
-
-        Raises:
-            DeviceError: for what is no memory of this device, or cannot be bound and read.
-        """
-        raise DeviceError(f"{self.name}: imports no memory; copy the data with asarray")
-
-    def disown(self, native: Any) -> None:
-        """Forget what `adopt` gave: no value refers to it any more."""
-        return
-
-    def shown(self, buffer: Buffer) -> Any:
-        """What applications see of a buffer: what launches bind; on the CPU, once computed.
-
-        Called without the device's lock.
-        """
-        return buffer.native
-
-    def lend(self, buffer: Buffer, stream: object) -> tuple[int, Any]:
-        """The address of a buffer for another library, and what that holds while it uses it.
-
-        Called without the device's lock, only where `dlpack` is not None.
-
-        Args:
-            stream: where the library works, as the array API's `__dlpack__` says it.
-
-        Raises:
-            BufferError: there is no such stream.
-        """
-        raise BufferError(f"DLPack: {self.name} does not export memory")
-
-    def glance(self, buffer: Buffer, spec: Spec, offset: int) -> Array | None:
-        """The array that a Spec describes in host memory, to be printed; None on other devices."""
-        return None
-
-
-class Process(Protocol):
-    """Optional: what a backend does when its process forks or ends."""
-
-    def before_fork(self) -> None:
-        """Leave nothing to a thread that a child process will not have."""
-        return
-
-    def after_fork(self, *, child: bool) -> bool:
-        """Go on; False in a child where the driver cannot."""
-        return True
-
-    def finish(self, patience: float) -> bool:
-        """The process ends: wait until everything is done, and let no other thread in any more.
-
-        Called from the main thread, which keeps the device's lock and may go on using it.
-
-        Returns:
-            False where it was not done after `patience` seconds.
-        """
-        return True
-
-
-class Streams(Protocol):
-    """Optional: work that goes where the application says."""
-
-    name: str
-
-    def on_stream(self, stream: object) -> AbstractContextManager[Any]:
-        """Send what this thread submits to a stream; None: to a new one.
-
-        Raises:
-            DeviceError: no stream of this device.
-        """
-        raise DeviceError(f"stream: expected a CUDA device, got {self.name}")
 
 
 class Backend(Interop, Process, Streams, Protocol):

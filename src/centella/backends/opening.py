@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from centella.backends.base import Backend
 from centella.errors import CentellaError, DeviceError
@@ -142,6 +142,16 @@ def names_of(kind: str) -> list[str]:
     some = [(i, a) for i, a in found if not webgpu.is_software(a)] or found[:1]
     driver = some[0][1].info["backend_type"] if some else ""  # another one has the same GPUs
     return [f"webgpu:{i}" for i, adapter in some if adapter.info["backend_type"] == driver]
+
+
+def listed(kind: str) -> list[dict[str, Any]]:
+    """The devices of a kind that a driver has, as plain data; none is opened.
+
+    Raises:
+        DeviceError: there is none; MissingExtraError: the driver's package is not installed.
+    """
+    rows: list[dict[str, Any]] = import_module(BACKENDS[kind][0]).listed()
+    return rows
 
 
 def choose(open_device: Callable[[str], T]) -> tuple[T, str]:

@@ -48,10 +48,10 @@ def prompt_of(task: Generator, text: str) -> Array:
 def run_decoder(task: Generator, ids: Array) -> Decoded:
     """What a model of ours gives."""
     model, count = task.model, min(CONTINUED, task.context - ids.shape[1])
-    given = asarray(ids, device=model.device)
+    tokens = asarray(ids, device=model.device)
     past = model.past(1, ids.shape[1], model.device)
-    states = [x[0] for x in model.layer_states(given, past)]
-    *values, logits = fetch(*states, model(given)[0]).result()
+    states = [x[0] for x in model.layer_states(tokens, past)]
+    *values, logits = fetch(*states, model(tokens)[0]).result()
     new = task.generate(ids[0].tolist(), max_new_tokens=count, ignore_eos=True, temperature=0.0).ids
     whole = np.concatenate([ids[0], np.array(new, np.int32)])[None, :-1]
     by = model(asarray(whole, device=model.device))[0, ids.shape[1] - 1 :].numpy()
@@ -71,8 +71,8 @@ def run_reference(folder: str, ids: Array, context: int) -> tuple[str, Decoded]:
 
     hook = layers[-1].register_forward_hook(keep)  # `hidden_states` has that after the norm
     with torch.inference_mode():
-        given = torch.from_numpy(ids.astype(np.int64))
-        out = theirs(input_ids=given, output_hidden_states=True, use_cache=True)
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        out = theirs(input_ids=tokens, output_hidden_states=True, use_cache=True)
         hook.remove()
         states = [x[0].numpy() for x in (*out.hidden_states[:-1], last["x"])]
         logits, by = out.logits[0].numpy(), [out.logits[0, -1].numpy()]

@@ -89,9 +89,9 @@ def check_model(
     if audio is not None and not isinstance(task, Transcriber):
         raise WeightsError(f"{root}: audio: expected a speech model, got {type(task).__name__}")
     if isinstance(task, Generator | Transcriber):
-        found = _check_text(task, root, where, dtype, quantize, audio)
+        report = _check_text(task, root, where, dtype, quantize, audio)
         return ModelReport(
-            **found_on(where, time.perf_counter() - begin), folder=str(root), **found
+            **found_on(where, time.perf_counter() - begin), folder=str(root), **report
         )
     if quantize is not None:
         raise WeightsError(f"{root}: quantize: expected a model to generate with, got one to embed")
@@ -138,15 +138,15 @@ def _check_text(
         for p, x in got.states.items()
     ]
     layers.append(_compared("", got.logits, kind, expected.logits))
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "against": against, "layers": tuple(layers),
         "tokens": tokens_of(got, expected, LIMITS[kind.name]),
     }  # fmt: skip
     if quantize is not None:
         name = "transcribe" if isinstance(task, Transcriber) else "generate"
         smaller = run(load(root, where, dtype, task=name, quantize=quantize), expected.ids)
-        found["quantized"] = quantized_of(quantize, smaller, got)
-    return found
+        report["quantized"] = quantized_of(quantize, smaller, got)
+    return report
 
 
 # What ours gives, given the tokens of the other; and what that of transformers gives.

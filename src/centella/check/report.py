@@ -240,7 +240,7 @@ class ModelReport(Found, frozen=True):
             lines.append(f"first     {where} {first.dtype} {list(first.shape)}: {first.why}")
         else:
             errors = [(e / x.limit, e, x) for x in self.layers if (e := x.error) is not None]
-            _, error, largest = max(errors, key=lambda found: found[0])
+            _, error, largest = max(errors, key=lambda error: error[0])
             where = largest.path or "the whole model"
             lines.append(
                 f"largest   squared error {error:.2g} of the squares, in {where} (at most "

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from centella.cli import limit
 from centella.cli.output import err, err_ledger, out, out_json, piece
@@ -51,6 +51,7 @@ class Answers(Struct):
         seconds: of all of it.
         first_s: seconds to the first token; None where the tokens came together.
         rate: tokens a second after the first; None of fewer than `LEAST`.
+        memory: what that rate reads of the device's memory; None without a rate.
     """
 
     all: list[Generation]
@@ -58,6 +59,7 @@ class Answers(Struct):
     seconds: float
     first_s: float | None = None
     rate: float | None = None
+    memory: limit.Memory | None = None
 
     @property
     def tokens(self) -> int:
@@ -71,6 +73,8 @@ class Answers(Struct):
             else f", first after {self.first_s:.2f} s"
         )  # fmt: skip
         then = "" if self.rate is None else f", then {self.rate:,.1f} tokens/s"
+        if self.memory is not None:
+            then += f" ({self.memory.share:.1%} of the memory's rate)"
         guessed = sum(one.guessed for one in self.all)
         right = sum(one.accepted for one in self.all)
         guesses = f", {right:,} of {guessed:,} guesses right" if guessed else ""
@@ -131,6 +135,9 @@ def _streamed(generator: Generator, row: list[int], how: How, interruptible: boo
         done.first_s = times[0] - begin
     if len(times) >= LEAST:
         done.rate = (len(times) - 1) / max(times[-1] - times[0], sys.float_info.epsilon)
+        past = len(row) + len(one.ids) / 2
+        nbytes = limit.token_bytes(generator, past, how.cache, how.draft, one)
+        done.memory = limit.memory(generator, nbytes, done.rate)
     return done
 
 
@@ -144,8 +151,8 @@ def report(generator: Generator, done: Answers, how: How, led: Ledger | None) ->
     if led is None:
         return
     err_ledger(led)
-    if done.rate is not None:
-        err(limit.line(generator, done.prompt_tokens + done.tokens / 2, done.rate))
+    if done.memory is not None:
+        err(done.memory.line())
 
 
 def _as_object(generator: Generator, done: Answers, led: Ledger | None) -> dict[str, Any]:
@@ -155,7 +162,8 @@ def _as_object(generator: Generator, done: Answers, led: Ledger | None) -> dict[
         **(each[0] if len(each) == 1 else {"answers": each}),
         "prompt_tokens": done.prompt_tokens, "tokens": done.tokens, "seconds": done.seconds,
         "seconds_to_first_token": done.first_s, "tokens_per_second": done.rate,
-        **({} if led is None else {"ledger": str(led)}),
+        "memory": None if done.memory is None else asdict(done.memory),
+        **({} if led is None else {"ledger": led.as_dict()}),
     }  # fmt: skip
 
 

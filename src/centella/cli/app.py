@@ -23,7 +23,8 @@ from centella.cli import (
     search,
     transcribe,
 )
-from centella.cli.output import err, in_line, out, printable
+from centella.cli.escape import in_line, printable
+from centella.cli.output import err, out
 from centella.cli.process import READER_LEFT, reason
 from centella.errors import CentellaError
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from centella.cli.options import Device, Json
-from centella.cli.output import err, out, out_json
+from centella.cli.output import draw, err, out, out_json
+from centella.cli.parts import Column, Table
 
 if TYPE_CHECKING:
     from centella.check.bench import Figure, Report
@@ -52,8 +53,6 @@ def run(what: What, device: Device = None, small: Small = False, as_json: Json =
 
 
 def _show(report: Report) -> None:
-    from centella.cli.drawing import new_table, show
-
     out(f"device  {report.device}")
     for note in report.notes:
         out(f"note    {note}")
@@ -61,14 +60,9 @@ def _show(report: Report) -> None:
         figures = [f for f in report.figures if f.part == part]
         shape = " x ".join(map(str, figures[0].shape))
         out(f"\n{title}, {shape}")
-        table = new_table()
-        table.add_column("", min_width=32)
-        theirs = "theirs, full size" if report.small else "theirs"
-        for name in (theirs, "ours", "worst decile"):
-            table.add_column(name, justify="right")
-        for f in figures:
-            table.add_row(f.what, _said(f, f.theirs), _said(f, f.ours), _said(f, f.worst))
-        show(table)
+        names = ("theirs, full size" if report.small else "theirs", "ours", "worst decile")
+        rows = [(f.what, *(_said(f, n) for n in (f.theirs, f.ours, f.worst))) for f in figures]
+        draw(Table((Column("", least=32), *(Column(n, right=True) for n in names)), rows))
 
 
 def _said(figure: Figure, number: float | None) -> str:

@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 from msgspec import to_builtins
 
+from centella.cli.escape import in_line
 from centella.cli.options import Device, Json, Model
-from centella.cli.output import err, in_line, out, out_json, progress
+from centella.cli.output import draw, err, out, out_json, progress
+from centella.cli.parts import Excerpt
 from centella.cli.passages import TABLES, Passage, documentation, read_passages, summary
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
@@ -99,11 +101,9 @@ def _busy() -> str:
 
 
 def _show(best: list[tuple[float, Passage]]) -> None:
-    from centella.cli.drawing import passage, show
-
     for score, found in best:
         text = found.text if found.file.endswith(".py") else _reflowed(found.text)
-        show(*passage(f"{score:.3f}  {in_line(found.file)}:{found.line}", text, LINES))
+        draw(Excerpt(f"{score:.3f}  {in_line(found.file)}:{found.line}", text, LINES))
     out()
 
 

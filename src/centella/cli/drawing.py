@@ -1,21 +1,21 @@
-"""Tables and bars, drawn by rich: loaded by a command that draws, since rich takes long to load."""
+"""Tables and bars, drawn by rich."""
 
 from __future__ import annotations
 
 import io
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich import table
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
-from centella.cli.output import printable, write
+from centella.cli.escape import printable
+from centella.cli.parts import Excerpt, Table
 
 
 class Escaping(Console):
@@ -33,30 +33,35 @@ class Escaping(Console):
             self.print(part)
 
 
-def show(*parts: RenderableType) -> None:
-    """Tables and texts on standard output, in colour where that is a terminal.
-
-    Raises:
-        OSError: as `output.out`.
-    """
+def drawn(parts: Sequence[Table | Excerpt], colours: bool) -> str:
+    """Tables and texts as lines for a terminal."""
     text = io.StringIO()  # rich's own writing would not say which stream failed
-    console = Escaping(file=text, force_terminal=sys.stdout.isatty(), highlight=False, markup=False)
-    console.draw(*parts)
-    write(text.getvalue())
+    console = Escaping(file=text, force_terminal=colours, highlight=False, markup=False)
+    for part in parts:
+        console.draw(*((_table(part),) if isinstance(part, Table) else _excerpt(part)))
+    return text.getvalue()
 
 
-def new_table() -> Table:
-    """A table without lines, two spaces between its columns."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(what: Table) -> table.Table:
+    """Without lines, two spaces between columns."""
+    shown = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for c in what.columns:
+        shown.add_column(
+            c.name, justify="right" if c.right else "left", min_width=c.least,
+            no_wrap=not c.wraps, overflow="fold",
+        )  # fmt: skip
+    for row in what.rows:
+        shown.add_row(*row)
+    return shown
 
 
-def passage(heading: str, text: str, most: int) -> tuple[Text, Padding]:
-    """A bold heading, and at most so many lines of a text below it."""
+def _excerpt(what: Excerpt) -> tuple[RenderableType, ...]:
+    """A bold heading, and the text indented."""
     console = Console()
-    lines = Text(printable(text)).wrap(console, console.width - 7)
-    shown = [*lines[:most], Text("...")] if len(lines) > most else lines
+    lines = Text(printable(what.text)).wrap(console, console.width - 7)
+    shown = [*lines[: what.lines], Text("...")] if len(lines) > what.lines else lines
     body = Padding(Text("\n").join(shown), (0, 0, 0, 7))
-    return Text(f"\n{heading}", style="bold"), body
+    return Text(f"\n{what.heading}", style="bold"), body
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,14 +15,16 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
+from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
 from centella.cli.options import BatchSize, Device, Dtype, Json, Model, ShowLedger, WeightDtype
-from centella.cli.output import err, err_ledger, in_line, out, out_json, progress
+from centella.cli.output import err, err_ledger, out, out_json, progress
 from centella.cli.reading import lines_of
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
+from centella.runtime.device import Device as Opened
 from centella.tasks.embed import Embedder
 from centella.tasks.embeddings import Cut
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
@@ -56,12 +59,16 @@ Chunk = Annotated[
 Overlap = Annotated[
     int, typer.Option(min=0, metavar="M", help="Tokens of a piece that the next one repeats.")
 ]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="The same bits for a text in every batch; takes longer.")
+]
 Timing = Annotated[
     bool, typer.Option("--timing", help="Show where the time went (on stderr; within --json).")
 ]
 
 AT_ONCE = 8  # batches of which rows are shown together: lengths are sorted among them
-SAVED = 32  # batches whose rows are saved together
+SAVED = 32  # batches whose rows are saved together, at first
+AT_MOST, SECONDS = 1 << 16, 5.0  # texts; more of them while they take less than this
 MANY = 4  # batches; from here on a terminal gets a progress bar, on stderr
 WIDE = 28  # characters of a text in the table
 SHOWN = 4  # first values of a vector in the table
@@ -103,7 +110,7 @@ def run(
     dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
     output: Output = None, restart: Restart = False, prompt_name: PromptName = None,
     dim: Dim = None, chunk: Chunk = None, overlap: Overlap = 0, devices: Devices = None,
-    show_ledger: ShowLedger = False, timing: Timing = False,
+    exact: Exact = False, show_ledger: ShowLedger = False, timing: Timing = False,
 ) -> None:  # fmt: skip
     """Embed and print, or save.
 
@@ -120,6 +127,7 @@ def run(
         "dim": dim,
         "chunk": chunk,
         "overlap": overlap,
+        "exact": exact,
     }
     options = {name: value for name, value in given.items() if value}
     with ledger(timing=True) if timing else nullcontext() as timed:
@@ -139,7 +147,8 @@ def run(
             if rows:
                 _show(work)
             elif output is not None:
-                vectors = _save(output, work, model, _about(model, dtype, file, options), restart)
+                about = _about(model, embedder, dtype, file, options)
+                vectors = _save(output, work, model, about, restart)
             else:
                 vectors = work.vectors(0, len(lines))
     if as_json:
@@ -172,14 +181,22 @@ def _expect_vectors(output: str) -> None:
 
 
 def _about(
-    model: str, dtype: WeightDtype, file: str | None, options: Mapping[str, Any]
-) -> dict[str, Any] | None:
+    model: str, embedder: Embedder, dtype: WeightDtype, file: str | None,
+    options: Mapping[str, Any],
+) -> dict[str, Any] | None:  # fmt: skip
     """Of what run vectors are; None: of one that cannot go on."""
     if file is None or not Path(file).is_file():
         return None
     seen = os.stat(file)
     source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
-    return {"model": model, "dtype": dtype.value, **options, **source}
+    kinds = {_kind(each.model.device) for each in (embedder, *embedder.replicas)}
+    on = {"dtype": dtype.value, "device": ", ".join(sorted(kinds))}
+    return {"model": model, **on, **options, **source}
+
+
+def _kind(where: Opened) -> str:
+    """A device without its number: what else has it, computes the same."""
+    return f"{where.name.partition(':')[0]} {where.describe().get('name', '')}"
 
 
 def _save(
@@ -196,10 +213,14 @@ def _save(
         work.cut_before = file.cut
         if file.rows:
             err(f"{name}: goes on behind {file.rows:,} of {total:,} texts")
+        size = min(SAVED * work.batch_size, AT_MOST)
         try:
             while file.rows < total:
-                vectors = work.vectors(file.rows, file.rows + SAVED * work.batch_size)
+                begin = time.monotonic()
+                vectors = work.vectors(file.rows, file.rows + size)
                 file.append(vectors, work.cut_before + len(work.cut) - file.cut)
+                if 2 * (time.monotonic() - begin) < SECONDS:  # a device idles between two calls
+                    size = min(2 * size, AT_MOST)
         except BaseException:
             if file.rows:
                 err(f"{name}: {file.rows:,} of {total:,} texts are saved; the same command goes on")

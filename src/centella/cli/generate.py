@@ -14,9 +14,10 @@ import typer
 
 from centella.cli.answers import How, answered, report
 from centella.cli.chat import Talk
+from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
 from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger, WeightDtype
-from centella.cli.output import err, in_line
+from centella.cli.output import err
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from centella import __version__
-from centella.backends.opening import choose
+from centella.backends.opening import GPUS, choose, listed
 from centella.cli.options import Json
 from centella.cli.output import out, out_json
-from centella.errors import CentellaError, DeviceError
+from centella.errors import CentellaError
 from centella.runtime.device import device, trusted
 
 # The packages of each extra; CUDA needs both of its own.
@@ -27,13 +26,6 @@ EXTRAS = {
     "cuda": ("cuda-core", "cuda-bindings"),
 }
 MOST = 1 << 34  # bytes of a tensor, whatever a driver allows: 2^32 elements of 4
-LIMITS = {
-    "max_tensor_bytes": "max-buffer-size",
-    "max_binding_bytes": "max-storage-buffer-binding-size",
-    "max_workgroup": "max-compute-invocations-per-workgroup",
-    "max_shared_bytes": "max-compute-workgroup-storage-size",
-    "max_storage_buffers": "max-storage-buffers-per-shader-stage",
-}
 
 
 def run(as_json: Json = False) -> None:
@@ -48,9 +40,9 @@ def run(as_json: Json = False) -> None:
 def gather() -> dict[str, Any]:
     """Versions, devices, default device and extras, as plain data."""
     devices, missing = [_cpu()], {}
-    for kind, look in (("webgpu", _adapters), ("cuda", _cuda)):
+    for kind in GPUS:
         try:
-            devices += look()
+            devices += listed(kind)
         except Exception as error:  # drivers and their bindings raise what they like
             missing[kind] = str(error)
     return {
@@ -88,58 +80,6 @@ def _cpu() -> dict[str, Any]:
         "driver": "NumPy",
         "memory_bytes": memory,
         "limits": {},
-    }
-
-
-def _adapters() -> list[dict[str, Any]]:
-    """WebGPU adapters, as `webgpu:N` counts them; none stays open."""
-    from centella.backends.webgpu import adapters, is_software, matrices
-
-    found = [
-        {
-            "open_with": f"webgpu:{index}",
-            "name": adapter.info["device"],
-            "type": "software adapter" if is_software(adapter) else adapter.info["adapter_type"],
-            "driver": f"{adapter.info['backend_type']}, {adapter.info['description']}",
-            "memory_bytes": None,  # WebGPU drivers do not report it
-            "limits": {ours: adapter.limits[theirs] for ours, theirs in LIMITS.items()},
-            "cooperative_matrix": matrices(adapter),
-        }
-        for index, adapter in enumerate(adapters())
-    ]
-    if not found:
-        raise DeviceError("no Vulkan, Metal or DX12 adapter (docs: troubleshooting)")
-    return found
-
-
-def _cuda() -> list[dict[str, Any]]:
-    """CUDA devices, from the driver; no context is made."""
-    from centella.backends.cuda import device_count
-    from centella.backends.cuda import driver as cuda
-
-    return [_cuda_device(index, cuda) for index in range(device_count())]
-
-
-def _cuda_device(index: int, cuda: ModuleType) -> dict[str, Any]:
-    driver, check = cuda.driver, cuda.check
-    device = check(driver.cuDeviceGet(index))
-
-    def number(name: str) -> int:
-        which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(check(driver.cuDeviceGetAttribute(which, device)))
-
-    version = check(driver.cuDriverGetVersion())
-    arch = cuda.arch_of(number("COMPUTE_CAPABILITY_MAJOR"), number("COMPUTE_CAPABILITY_MINOR"))
-    return {
-        "open_with": f"cuda:{index}",
-        "name": check(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(),
-        "type": f"NVIDIA GPU, {arch}",
-        "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
-        "memory_bytes": int(check(driver.cuDeviceTotalMem(device))),
-        "limits": {
-            "max_workgroup": number("MAX_THREADS_PER_BLOCK"),
-            "max_shared_bytes": number("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        },
     }
 
 

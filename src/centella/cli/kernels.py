@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from centella.cli.options import Json
-from centella.cli.output import out, out_json
+from centella.cli.output import draw, out, out_json
+from centella.cli.parts import Column, Table
 from centella.dtypes import DType, bool_, f16, f32, i8, i32, u8
 from centella.errors import CentellaError
 from centella.op.op import get
@@ -234,7 +235,7 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
         LimitError, TraceError: where a kernel cannot be emitted for the target.
     """
     caps = _caps(target, arch)
-    found: dict[str, Any] = {}
+    programs: dict[str, Any] = {}
     for node in recorded(call):
         for launch in node.form.lower(caps).calls:
             program = launch.kernel.program(
@@ -245,8 +246,8 @@ def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> l
                 launch.workgroup,
                 launch.face,
             )
-            found[program.key] = program
-    return list(found.values())
+            programs[program.key] = program
+    return list(programs.values())
 
 
 def _caps(target: str, arch: str) -> Any:
@@ -306,17 +307,12 @@ def _list(known: dict[str, tuple[str, Any]], as_json: bool) -> None:
         variants = {n: {"of": of, "computes": what} for n, (of, what) in VARIANTS.items()}
         out_json({"operations": operations, "variants": variants})
         return
-    from centella.cli.drawing import new_table, show
-
     below: dict[str, list[str]] = {}
     for name, (of, _) in VARIANTS.items():
         below.setdefault(of, []).append(name)
-    table = new_table()
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("computes", overflow="fold")
+    rows: list[tuple[str, ...]] = []
     for name in dict.fromkeys([*operations, *below]):
-        table.add_row(name, operations.get(name, ""))
-        for variant in below.get(name, ()):
-            table.add_row(f"  {variant}", known[variant][0])
-    show(table)
+        rows.append((name, operations.get(name, "")))
+        rows += [(f"  {variant}", known[variant][0]) for variant in below.get(name, ())]
+    draw(Table((Column("kernel", wraps=False), Column("computes")), rows))
     out("\nsource of one: centella kernels softmax --target wgsl (or ptx, ir)")

@@ -1,41 +1,25 @@
 """What the command line prints: the one way to standard output, standard error and a terminal.
 
-Names of files, tensors and devices, passages and error texts come from elsewhere, and a terminal
-acts on control characters in them. They leave as escapes (backslash, x1b), in JSON as JSON's own.
+Texts are escaped (`escape.py`); rich draws tables and bars, and loads with the first of them.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from centella.cli.escape import in_json, printable
+from centella.cli.parts import Excerpt, Table
+
 if TYPE_CHECKING:
     from centella.ledger.counts import Ledger
 
 STDOUT = "standard output"  # as an error names it
 SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
-
-# Control characters but tab and newline, line separators, surrogates, and the characters of
-# Unicode's category Cf that reorder or hide text; joiners, which scripts and emoji need, are none.
-_ACTED_ON = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
-)
-
-
-def printable(text: str) -> str:
-    """A text in which what a terminal would act on is escaped; tabs and newlines stay."""
-    return _ACTED_ON.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-def in_line(text: str) -> str:
-    """A name as a part of a line: tabs and newlines are escaped too."""
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def out(text: str = "") -> None:
@@ -80,7 +64,7 @@ def out_json(value: Any, indent: int | None = 2) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     ascii_alone = not encoding.lower().startswith("utf")
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone)
-    write(_ACTED_ON.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
+    write(in_json(text) + "\n")
 
 
 def write(text: str) -> None:
@@ -95,6 +79,17 @@ def write(text: str) -> None:
     except OSError as error:
         error.filename = error.filename or STDOUT
         raise
+
+
+def draw(*parts: Table | Excerpt) -> None:
+    """Tables and texts on standard output, in colour where that is a terminal.
+
+    Raises:
+        OSError: as `out`.
+    """
+    from centella.cli.drawing import drawn  # rich takes longer to load than a text to embed
+
+    write(drawn(parts, sys.stdout.isatty()))
 
 
 @contextmanager

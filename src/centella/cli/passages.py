@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from centella.cli.output import in_line
+from centella.cli.escape import in_line
 from centella.cli.process import reason
 from centella.cli.reading import NotTextError, read_text
 from centella.errors import CentellaError
@@ -64,7 +64,7 @@ def read_passages(path: Path, skip: Collection[str] = ()) -> tuple[list[Passage]
         except NotTextError as error:
             skipped.append(Skipped(name, str(error)))
             continue
-        pieces = split(text, headings=file.suffix == ".md")
+        pieces = split(text, headings=file.suffix.lower() == ".md")
         visible = [Passage(name, line, piece) for line, piece in pieces if _visible(piece)]
         passages += visible
         if not visible:
@@ -101,7 +101,7 @@ def _files(path: Path, skipped: list[Skipped]) -> Iterator[Path]:
         below[:] = sorted(b for b in below if not b.startswith((".", "__pycache__")))
         links = [Path(folder, b).relative_to(path) for b in below if Path(folder, b).is_symlink()]
         skipped += [Skipped(f"{link.as_posix()}/", "a link to a folder") for link in links]
-        yield from (Path(folder, n) for n in sorted(names) if n.endswith(SUFFIXES))
+        yield from (Path(folder, n) for n in sorted(names) if n.lower().endswith(SUFFIXES))
 
 
 def cut(text: str, most: int) -> Iterator[str]:

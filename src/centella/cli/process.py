@@ -24,11 +24,14 @@ INTERRUPTED = SIGNALLED + int(signal.SIGINT)
 
 def run(command: Callable[[], Any]) -> int:
     """Call a command; returns the exit status of the process."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is who handles what it raises
     _open_streams()
     _end_by_exception("SIGTERM", "SIGHUP")
     own = sys.stdout, sys.stderr
     try:
-        status = _status(command)
+        status = _status(command, handler)
     except KeyboardInterrupt:  # a second one, while the first was handled
         status = INTERRUPTED
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -59,8 +62,11 @@ def reason(error: OSError) -> str:
     return f"{why[:1].lower()}{why[1:]}"
 
 
-def _status(command: Callable[[], Any]) -> int:
+def _status(command: Callable[[], Any], handler: Any) -> int:
+    """The exit status; Ctrl-C is handled as before, or raises where it ended the process."""
     try:
+        default = handler in (None, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler if default else handler)
         command()
     except SystemExit as left:
         if left.code is None or isinstance(left.code, int):

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from centella.cli.escape import in_line
 from centella.cli.options import BatchSize, Device, Json, ShowLedger
-from centella.cli.output import err_ledger, in_line, out, out_json
+from centella.cli.output import err_ledger, out, out_json
 from centella.cli.reading import lines_of
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger

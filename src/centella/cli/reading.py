@@ -14,20 +14,14 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from centella.cli.output import in_line
+from centella.cli.escape import in_line
 from centella.cli.process import reason
 from centella.errors import CentellaError
+from centella.weights.model_files import kind_of
 
 # Bytes of no text in any 8-bit encoding: the controls that file(1) takes for binary as well.
 BINARY = bytes({*range(32), 127} - {7, 8, 9, 10, 11, 12, 13, 27})
 NO_WAIT = getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))  # Windows has the second alone
-KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 class NotTextError(ValueError):
@@ -90,9 +84,9 @@ def open_readable(path: Path, pipes: bool = False) -> BinaryIO:
     """
     try:
         mode = path.stat().st_mode
-        kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
+        kind = kind_of(mode)
         pipe = pipes and stat.S_ISFIFO(mode)
-        if kind is not None and not pipe:
+        if kind != "a file" and not pipe:
             raise NotTextError(f"{kind}, no file")
         opened = os.open(path, os.O_RDONLY | NO_WAIT)
         if pipe:
@@ -112,7 +106,10 @@ def read_text(path: Path, pipes: bool = False) -> str:
     """
     with open_readable(path, pipes) as file:
         try:
-            return decode(file.read())
+            raw: bytes | None = file.read()
+            if raw is None:  # without waiting, as files that the kernel makes can answer
+                raise NotTextError("nothing to read yet")
+            return decode(raw)
         except OSError as error:
             raise NotTextError(reason(error)) from error
 

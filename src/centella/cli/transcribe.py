@@ -18,8 +18,9 @@ from centella.audio.mel import RATE
 from centella.audio.stream import open_audio
 from centella.audio.subtitles import FORMATS
 from centella.audio.transcript import Segment, by_word
+from centella.cli.escape import in_line, printable
 from centella.cli.options import Device, Dtype, Folder, Quantize, ShowLedger, WeightDtype
-from centella.cli.output import err, err_ledger, in_line, out, piece, printable, progress
+from centella.cli.output import err, err_ledger, out, piece, progress
 from centella.cli.process import reason
 from centella.errors import CentellaError
 from centella.host.files import replaced

@@ -7,13 +7,16 @@ NumPy formula. Programs are equal when their keys are: target and content, never
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import DType
+from centella.emit.emission import Emission, Text
 from centella.errors import LimitError, TraceError
 from centella.host.forks import lock_of
 from centella.lang.ir import KernelIR
@@ -23,6 +26,13 @@ from centella.lang.trace import trace
 from centella.specs import Caps, Spec
 
 Constants = tuple[tuple[str, Any], ...]
+Emit = Callable[[KernelIR, Caps, Emission], Text]
+# By `Caps.target`: the module whose `emit` writes it, which loads with the first kernel for it.
+EMITTERS = {
+    "wgsl": "centella.emit.wgsl.target",
+    "ptx": "centella.emit.ptx.target",
+    "ir": "centella.emit.listing",
+}
 
 
 def exact(value: Any) -> Any:
@@ -105,8 +115,10 @@ class Kernel:
             program = self._programs[key] = self._emitted(ir, caps)
         return program
 
-    def _emitted(self, ir: KernelIR, caps: Caps, copies: Copies = ()) -> Program:
-        return program_of(ir, caps, self.trusted, self.moves, copies, self.rewritable)
+    def _emitted(
+        self, ir: KernelIR, caps: Caps, copies: Copies = (), reports: bool = False
+    ) -> Program:
+        return program_of(ir, caps, self.trusted, self.moves, copies, self.rewritable, reports)
 
     def within_rounds(
         self, program: Program, caps: Caps, words: Sequence[int], groups: int
@@ -118,21 +130,22 @@ class Kernel:
         """
         most = caps.max_loop_rounds
         copies = copies_within(program.ir, words, groups, most)
+        turns = turns_of(program.ir, words, groups)
         if copies is None:
-            turns = turns_of(program.ir, words, groups)
             rounds = rounds_of(loops_of(program.ir).outer, turns)
             raise LimitError(
                 f"kernel {self.name!r}: expected at most {most:,} rounds of its loops in a thread, "
                 f"where the driver of this device stops them, got {rounds:,}; let more threads "
                 f"share the work, or launch it in parts"
             )
-        if not copies:
+        reports = math.inf in turns.values()
+        if not copies and not reports:
             return program
-        key = (caps, program.key, copies)
-        repeated = self._programs.get(key)
-        if repeated is None:
-            repeated = self._programs[key] = self._emitted(program.ir, caps, copies)
-        return repeated
+        key = (caps, program.key, copies, reports)
+        other = self._programs.get(key)
+        if other is None:
+            other = self._programs[key] = self._emitted(program.ir, caps, copies, reports)
+        return other
 
 
 class _Keyed(Struct, frozen=True, eq=False):
@@ -149,7 +162,8 @@ class Program(_Keyed, frozen=True, eq=False):
     """What a backend compiles: target text with its identity.
 
     `trusted` marks the library's own kernels, which the simulator has passed: a driver may compile
-    them without bounds checks of its own. A user's kernel is never trusted.
+    them without bounds checks of its own. A user's kernel is never trusted. One that `reports`
+    counts in a word of the device how often its driver has stopped a loop.
     """
 
     target: str
@@ -158,6 +172,7 @@ class Program(_Keyed, frozen=True, eq=False):
     ir: KernelIR
     trusted: bool = False
     moves: bool = False
+    reports: bool = False
 
 
 class HostProgram(_Keyed, frozen=True, eq=False):
@@ -176,61 +191,36 @@ class HostProgram(_Keyed, frozen=True, eq=False):
 
 def program_of(
     ir: KernelIR, caps: Caps, trusted: bool = False, moves: bool = False, copies: Copies = (),
-    rewritable: bool = False,
+    rewritable: bool = False, reports: bool = False,
 ) -> Program:  # fmt: skip
     """Emit a traced kernel for a device.
 
     Args:
         copies: how often bodies of loops stand in it (`lang.rounds`).
         rewritable: a driver may rewrite its float arithmetic.
+        reports: it has loops that nobody can count, for a driver that stops them.
 
     Raises:
         LimitError: for more shared memory, threads or bindings than the device has, or for
-            subgroup operations or operations of `centella.lang.ptx` where it has none.
+            subgroup operations or operations of `centella.lang.ptx` where it has none; a target
+            without an emitter.
     """
+    noted = 4 * ir.workgroup if reports else 0
     limits = (
         ("threads a workgroup", ir.workgroup, caps.max_workgroup),
-        ("bytes of workgroup memory", ir.shared_bytes, caps.max_shared),
-        ("storage buffers", len(ir.args), caps.max_storage_buffers),
+        ("bytes of workgroup memory", ir.shared_bytes + noted, caps.max_shared),
+        ("storage buffers", len(ir.args) + reports, caps.max_storage_buffers),
     )
     for what, asked, most in limits:
         if asked > most:
             raise LimitError(f"kernel {ir.name!r}: {asked} {what}; this device has {most}")
-    if ir.ptx_only and caps.target == "wgsl":
+    if caps.target not in EMITTERS:
         raise LimitError(
-            f"kernel {ir.name!r}: {ir.ptx_only} of lang.ptx, which only NVIDIA GPUs from sm_80 on "
-            f"have; this device runs WGSL"
+            f"kernel {ir.name!r}: expected a device of {', '.join(EMITTERS)}, got {caps.target}"
         )
-    if caps.target == "wgsl":
-        if ir.uses_subgroups and not caps.subgroups:
-            raise LimitError(
-                f"kernel {ir.name!r}: subgroup operations, which this device has not, or not as "
-                f"neighbouring threads; "
-                f"lang.workgroup_reduce runs everywhere"
-            )
-        if ir.first(frozenset({"ex2"})) and not caps.native_exp2:
-            raise LimitError(
-                f"kernel {ir.name!r}: lang.exp2_native, which this device has not, or not as "
-                f"exact; lang.exp2 runs everywhere"
-            )
-        from centella.emit.wgsl import emit_wgsl
-
-        keep = caps.family == "software"
-        settle = caps.rewrites_arithmetic and not rewritable
-        source = emit_wgsl(
-            ir, native_f16=caps.native_f16_pack, keep_loops=keep, settle_floats=settle,
-            copies=copies,
-        )  # fmt: skip
-        flags = (caps.native_f16_pack, trusted, keep, settle)
-        key = f"wgsl:{ir.digest}:{''.join(str(int(flag)) for flag in flags)}"
-        key += "".join(f":{loop}x{n}" for loop, n in copies)
-        return Program(key, "wgsl", ir.name, source, ir, trusted)
-    if caps.target == "ptx":
-        from centella.emit.ptx import emit_ptx
-
-        source = emit_ptx(ir, caps.arch)
-        return Program(f"ptx:{caps.arch}:{ir.digest}", "ptx", ir.name, source, ir)
-    return Program(f"ir:{ir.digest}", "ir", ir.name, ir.text(), ir, trusted, moves)
+    emit: Emit = import_module(EMITTERS[caps.target]).emit
+    text = emit(ir, caps, Emission(trusted, rewritable, copies, reports))
+    return Program(text.key, caps.target, ir.name, text.source, ir, trusted, moves, reports)
 
 
 class Ref(Struct, frozen=True):

@@ -25,17 +25,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 AGAIN = 0.001  # seconds until the stack is looked at again
 GRACE = 0.5  # seconds in which a computation that is under way may end
-LONGEST = 10.0  # what is still not over then is interrupted all the same
+LONGEST = 10.0  # a section that is still not over then is interrupted all the same
 SIGINT = int(signal.SIGINT)
 WEAK = ("weakref", "_weakrefset")  # modules, whose functions are called as objects go
 DEFAULT: Callable[..., Any] = signal.default_int_handler
 getsignal: Callable[[int], Any] = _signal.getsignal  # which makes no enumeration of it: 0.05 us
 
 _shut: dict[CodeType, bool] = {}  # by code: whether an interrupt waits until it has returned
+_dropping: set[CodeType] = set()  # of functions whose callers drop what they raise
 _told: tuple[WeakMethod[Callable[[], None]], ...] = ()  # replaced, never changed
 _telling: threading.Lock = threading.Lock()
 _main: int = threading.main_thread().ident or 0
-_waiting: list[float] = []  # when the interrupt came that waits, if one does
+waiting: list[float] = []  # when the interrupt came that waits, if one does
 _overdue: set[int] = set()  # signals that have waited long enough: raised whatever the stack
 
 
@@ -51,11 +52,22 @@ def interruptible(fn: F) -> F:
     return fn
 
 
+def called_back(fn: F) -> F:
+    """A function whose caller drops what it raises: an interrupt waits for its end, however long.
+
+    Python's finalizers and callbacks of weak references are known without it.
+    """
+    _dropping.add(fn.__code__)
+    return fn
+
+
 def guard() -> None:
-    """Before anything begins: raise an interrupt that waits, have our handler in Python's place."""
-    # There may have been too little time between one section and the next. The caller is a section
-    # that has not begun; one that is under way around it goes on.
-    if _waiting and not _is_shut(sys._getframe(2)):
+    """Before anything begins: raise an interrupt that waits, have our handler in Python's place.
+
+    The outermost section of a call has to ask, since there may be too little time between two of
+    them for a thread to see: one that is under way around the caller goes on.
+    """
+    if waiting and not _is_shut(sys._getframe(2)):
         checkpoint()
     if getsignal(SIGINT) is not DEFAULT or threading.get_ident() != _main:
         return
@@ -93,8 +105,8 @@ def checkpoint(grace: float = 0.0) -> None:
     if duty.stop is not None:
         duty.stop()
         return
-    main = _waiting and threading.get_ident() == _main
-    if main and time.monotonic() - _waiting[0] >= grace and _taken():
+    main = waiting and threading.get_ident() == _main
+    if main and time.monotonic() - waiting[0] >= grace and _taken():
         _raise()
 
 
@@ -102,26 +114,31 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     """Handle SIGINT: raise, or wait until the stack is another."""
     overdue = SIGINT in _overdue
     _overdue.discard(SIGINT)
-    if not overdue and _is_shut(frame):
-        if _waiting:
+    if _is_shut(frame, overdue):
+        if waiting:
             return
-        _waiting.append(time.monotonic())
+        waiting.append(time.monotonic() - (LONGEST if overdue else 0.0))
         if _started(_ask_again):
             return
     _taken()
     _raise()
 
 
-def _is_shut(frame: FrameType | None) -> bool:
-    """Whether the innermost function that says anything is not to be interrupted."""
+def _is_shut(frame: FrameType | None, overdue: bool = False) -> bool:
+    """Whether nothing is to be raised: it would be dropped, or is too early in a section.
+
+    The innermost function that is marked says whether it is one.
+    """
+    shut: bool | None = None
     while frame is not None:
-        shut = _shut.get(frame.f_code)
-        if shut is not None:
-            return shut
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in WEAK:
-            return True  # what a finalizer raises is dropped
+        code = frame.f_code
+        dropped = code in _dropping or code.co_name == "__del__"
+        if dropped or frame.f_globals.get("__name__") in WEAK:
+            return True
+        if shut is None:
+            shut = _shut.get(code)
         frame = frame.f_back
-    return False
+    return bool(shut) and not overdue
 
 
 def raise_later(number: int, frame: FrameType | None) -> bool:
@@ -130,20 +147,21 @@ def raise_later(number: int, frame: FrameType | None) -> bool:
     Args:
         number, frame: as the handler has them.
     """
-    if not _is_shut(frame) or number in _overdue:
-        _overdue.discard(number)
+    overdue = number in _overdue
+    _overdue.discard(number)
+    if not _is_shut(frame, overdue):
         return False
 
     handler = getsignal(number)
+    end = time.monotonic() + (0.0 if overdue else LONGEST)
 
     def ask_again() -> None:
-        end = time.monotonic() + LONGEST
-        while _is_shut(sys._current_frames().get(_main)):
-            if time.monotonic() >= end:
-                if getsignal(number) is handler:
-                    _overdue.add(number)
-                break
+        late = overdue
+        while _is_shut(sys._current_frames().get(_main), late):
             time.sleep(AGAIN)
+            late = time.monotonic() >= end
+        if late and getsignal(number) is handler:
+            _overdue.add(number)
         _send(number)
 
     return _started(ask_again)
@@ -161,7 +179,7 @@ def _started(call: Callable[[], None]) -> bool:
 def _taken() -> bool:
     """Whether the interrupt that waits is the caller's now, to be raised once."""
     try:
-        _waiting.pop()
+        waiting.pop()
     except IndexError:
         return False
     return True
@@ -180,10 +198,10 @@ def _ask_again() -> None:
     while True:
         time.sleep(AGAIN)
         try:
-            late = time.monotonic() - _waiting[0] >= LONGEST
+            late = time.monotonic() - waiting[0] >= LONGEST
         except IndexError:
             return
-        if (late or not _is_shut(sys._current_frames().get(_main))) and _taken():
+        if not _is_shut(sys._current_frames().get(_main), late) and _taken():
             if late and getsignal(SIGINT) is _interrupt:  # another would leave it there
                 _overdue.add(SIGINT)
             _send()
@@ -201,7 +219,7 @@ def _after_fork() -> None:
     """A child has no thread that asks again, and may have another main thread."""
     global _main
     _main = threading.get_ident()
-    if _waiting:
+    if waiting:
         _thread.start_new_thread(_ask_again, ())
 
 

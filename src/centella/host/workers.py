@@ -7,12 +7,13 @@ import threading
 import time
 from _queue import SimpleQueue  # `queue` brings heapq, and `import centella` waits for it
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from centella.host.interrupts import GRACE, duty, tell
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -24,9 +25,30 @@ def pool(threads: int, name: str) -> ThreadPoolExecutor:
         RuntimeError: the process ends: the module would have to be told of its end before. Of a
             pool that there is `submit` raises the same.
     """
-    from concurrent.futures import ThreadPoolExecutor
+    threaded: ThreadPoolExecutor = _pools().ThreadPoolExecutor(threads, name)
+    return threaded
 
-    return ThreadPoolExecutor(threads, name)
+
+def new_future() -> Future[Any]:
+    """What threads wait for; whoever has it sets its result."""
+    from concurrent.futures import Future  # at the end of the process too
+
+    return Future()
+
+
+def register_pools() -> bool:
+    """Let pools register what they do before a fork; False where the process ends and has none."""
+    try:
+        _pools()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _pools() -> ModuleType:
+    import concurrent.futures.thread
+
+    return concurrent.futures.thread
 
 
 class Dropped(Exception):  # noqa: N818  # it is no error of the work

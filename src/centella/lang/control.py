@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Never
 
 from centella.dtypes import DType
 from centella.errors import TraceError
@@ -55,8 +55,27 @@ def shared(dtype: DType, words: int) -> Shared:
 # -- control flow ----------------------------------------------------------------------------------
 
 
-def range(start: Value, stop: Value | None = None, step: Value = 1) -> Iterator[Expr]:
+class _Rounds(Iterator[Expr]):
+    """What `range` returns: for `for`, and for no `with`."""
+
+    def __init__(self, rounds: Iterator[Expr]) -> None:
+        self._rounds = rounds
+
+    def __next__(self) -> Expr:
+        return next(self._rounds)
+
+    def __enter__(self) -> Never:
+        raise TraceError("lang.range is a loop, and no block: write `for i in lang.range(n):`")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def range(start: Value, stop: Value | None = None, step: Value = 1) -> _Rounds:
     """A loop on the device: `for k in lang.range(n):`. Bounds are u32 (or i32); step positive."""
+    return _Rounds(_rounds(start, stop, step))
+
+
+def _rounds(start: Value, stop: Value | None, step: Value) -> Iterator[Expr]:
     tracer = current()
     if stop is None:
         start, stop = 0, start

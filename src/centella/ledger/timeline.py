@@ -28,7 +28,7 @@ Event = dict[str, object]  # as the file has it
 HOST = 1  # process ids of the file; devices follow
 
 
-class Launch(Struct, frozen=True):
+class TimedLaunch(Struct, frozen=True):
     """One launch: the program that ran, the op it belongs to and the line that recorded that."""
 
     kernel: str
@@ -75,7 +75,7 @@ class Work(Struct, eq=False):
 
     device: str
     begin: int
-    launches: tuple[Launch, ...]
+    launches: tuple[TimedLaunch, ...]
     ticket: Timed | None
     missing: str = ""
     host_clock: bool = False

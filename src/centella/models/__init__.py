@@ -1,4 +1,4 @@
-"""The architectures, one file each; `tasks.load.FAMILIES` has a row for each."""
+"""The architectures, one file each; `tasks.families.FAMILIES` has a row for each."""
 
 from centella.models.bert import BertConfig, BertModel
 

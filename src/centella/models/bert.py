@@ -40,7 +40,7 @@ class Scene(Struct, frozen=True, eq=False):
 
     Attributes:
         lengths: [batch] i32, tokens of each text.
-        bias: added to scores, [1, heads, seq_len, seq_len]; None: none.
+        bias: added to scores by the distance of key and query, [heads, n]; None: none.
         tables: of the rotary embedding; None: none.
         window: keys on either side that a query sees; -1: all.
     """
@@ -102,7 +102,7 @@ class SelfAttention(Module):
         if scene.tables is not None:
             q, k = rope(q, *scene.tables), rope(k, *scene.tables)
         window = None if scene.window < 0 else scene.window + 1
-        y = attention(q, k, qkv[2], lengths=scene.lengths, mask=scene.bias, window=window)
+        y = attention(q, k, qkv[2], lengths=scene.lengths, bias=scene.bias, window=window)
         return y.permute(0, 2, 1, 3).reshape(batch, seq_len, width)  # heads side by side
 
 
@@ -212,7 +212,7 @@ class Encoder(Module):
         """Of each layer, what its attention sees."""
         c, layers = self.config, self.config.num_hidden_layers
         if self.relative_attention_bias is not None:
-            return [Scene(lengths, self.bias(seq_len, self.relative_attention_bias))] * layers
+            return [Scene(lengths, self.bias(self.relative_attention_bias))] * layers
         if not c.ropes:
             return [Scene(lengths)] * layers
         tables = self.tables(seq_len, lengths.device)
@@ -221,10 +221,10 @@ class Encoder(Module):
             for window, turn in zip(c.windows, c.rope_of, strict=True)
         ]
 
-    def bias(self, seq_len: int, table: Embedding) -> Tensor:
-        """What is added to scores, by the distance of key and query: [1, heads, len, len]."""
-        ids = _buckets(seq_len, table.weight.shape[0])
-        return table(asarray(ids, device=table.weight.device)).astype(f32).permute(2, 0, 1)[None]
+    def bias(self, table: Embedding) -> Tensor:
+        """What is added to scores, by key - query: [heads, n], as `ct.attention` takes it."""
+        ids = asarray(_buckets(table.weight.shape[0]), device=table.weight.device)
+        return table(ids).astype(f32).T.contiguous()  # once for all layers
 
     def tables(self, seq_len: int, device: Device) -> list[Tables]:
         """Cos and sin of each rotary embedding; a capture keeps them."""
@@ -237,15 +237,15 @@ def norm_of(config: BertConfig) -> LayerNorm:
     return LayerNorm(config.hidden_size, config.layer_norm_eps, config.norm_bias)
 
 
-def _buckets(seq_len: int, buckets: int) -> Array:
-    """The bias that each pair of query and key takes, i32 [seq_len, seq_len].
+def _buckets(buckets: int) -> Array:
+    """The bias of each distance of key and query, i32 [2 * MOST_DISTANCE + 1].
 
     Source: Raffel et al. 2019, "Exploring the Limits of Transfer Learning": half of the buckets for
     each direction; of each half, one bucket a distance up to a half, then logarithmic.
     """
     half = buckets // 2
     exact = half // 2
-    away = np.arange(seq_len)[None] - np.arange(seq_len)[:, None]  # key - query
+    away = np.arange(-MOST_DISTANCE, MOST_DISTANCE + 1)  # key - query
     distance = np.abs(away)
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     far = exact + (ratio / np.float32(np.log(MOST_DISTANCE / exact)) * (half - exact)).astype(int)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from centella.errors import WeightsError
 from centella.models.bert_families import FAMILIES, FIXED, NEUTRAL, OF_BERT, TRAINING, Traits
-from centella.models.config import ACTIVATIONS, ModelConfig
+from centella.models.config import ACTIVATIONS, ModelConfig, unknown_field
 from centella.models.rope import WIDEST, Rope
 from centella.weights.model_files import show
 
@@ -145,10 +145,7 @@ def _refuse_others(values: Mapping[str, Any], traits: Traits, read: set[str], or
                 wanted = ", ".join(map(str, fixed[name]))
                 raise WeightsError(f"{origin}: {name}: expected {wanted}, got {show(value)}")
         elif value not in (None, False):
-            raise WeightsError(
-                f"{origin}: {name}: this library does not know this field, whose value is "
-                f"{show(value)}; without it the model might be another"
-            )
+            raise unknown_field(origin, name, value)
 
 
 def _derived(

@@ -195,7 +195,12 @@ class Fields:
         }
         if left:
             name = min(left)
-            raise WeightsError(
-                f"{self.origin}: {name}: this library does not know this field, whose value is "
-                f"{show(left[name])}; without it the model might be another"
-            )
+            raise unknown_field(self.origin, name, left[name])
+
+
+def unknown_field(origin: str, name: str, value: Any) -> WeightsError:
+    """The error for a field that may change the model, and that nothing here reads."""
+    return WeightsError(
+        f"{origin}: {show(name)[1:-1]}: this library does not know this field, whose value is "
+        f"{show(value)}; without it the model might be another"
+    )

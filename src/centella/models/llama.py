@@ -14,23 +14,17 @@ family changes is a switch of `LlamaConfig`. Attributes carry the names of check
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
 
-import numpy as np
-from msgspec import Struct
-
-from centella.dtypes import Array, DType, f32
-from centella.errors import DTypeError, ShapeError
+from centella.dtypes import DType, f32
+from centella.errors import ShapeError
 from centella.models.llama_config import LlamaConfig
 from centella.models.moe import SparseMLP
+from centella.models.norm import HeadNorms, Norm
 from centella.nn import Embedding, Linear, Module
 from centella.nn.attention import join_heads
-from centella.nn.block_cache import BlockView
 from centella.nn.kv_cache import KVCache
-from centella.nn.module import parameter
-from centella.nn.one_pass import OnePass
+from centella.nn.past import Cache, Past, Tables
 from centella.runtime.device import Device
-from centella.specs import Shape
 from centella.tensors.arguments import check_tensors
 from centella.tensors.creation import asarray, full
 from centella.tensors.functional import (
@@ -38,89 +32,10 @@ from centella.tensors.functional import (
     embedding,
     linear,
     normed_linear,
-    rms_norm,
     tanh,
 )
 from centella.tensors.functional.chain import ChainLink, linear_chain
 from centella.tensors.tensor import Tensor
-
-Tables = tuple[Tensor, Tensor]
-Cache = KVCache | BlockView | OnePass
-C = TypeVar("C", bound=Cache, covariant=True)
-
-
-class Past(Struct, Generic[C], frozen=True, eq=False):
-    """What a decoder keeps of the tokens before: keys and values, and the rotary tables.
-
-    Attributes:
-        cache: keys and values of each layer, of a sequence a row or in blocks of a pool.
-        tables: cos and sin of each rotary embedding, f32 [capacity, rotary / 2].
-        still: tables that turn nothing, of layers without rotary embedding.
-    """
-
-    cache: C
-    tables: tuple[Tables, ...]
-    still: Tables
-
-
-class Norm(Module):
-    """RMS norm, whose weight a checkpoint stores less `offset`.
-
-    Attributes:
-        scale: [features], the whole weight: in a `state_dict` it is not what checkpoints have.
-        eps: added to the mean of squares.
-    """
-
-    scale: Tensor
-
-    def __init__(self, features: int, eps: float, offset: float = 0.0) -> None:
-        self.scale = parameter(features)
-        self.eps: float = eps
-        self.offset: float = offset
-
-    def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
-        """The weight of the checkpoint's norm."""
-        return ((f"{path}weight", shape),)
-
-    def arranged(self, name: str, data: Array) -> Array:
-        """The weight, whole."""
-        return _raised(data, self.offset)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * scale: [..., features] to the same."""
-        return rms_norm(x, self.scale, self.eps)
-
-
-class HeadNorms(Module):
-    """Weights of the RMS norms of each head of q and of k.
-
-    Attributes:
-        weight: [2, head_dim].
-    """
-
-    weight: Tensor
-
-    def __init__(self, head_dim: int, offset: float) -> None:
-        self.weight = parameter(2, head_dim)
-        self.offset: float = offset
-
-    def sources(self, path: str, name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
-        """The norms of q and of k stand beside this one in a checkpoint."""
-        beside = path.rstrip(".").rpartition(".")[0]
-        return tuple((f"{beside}.{which}_norm.weight", shape[1:]) for which in "qk")
-
-    def arranged(self, name: str, data: Array) -> Array:
-        """One after the other, whole."""
-        return _raised(data, self.offset).reshape(2, -1)
-
-
-def _raised(data: Array, offset: float) -> Array:
-    """A norm's weight with what its checkpoint leaves out; near 1, bf16 would lose what it says."""
-    if not offset:
-        return data
-    if data.dtype != np.float32:
-        raise DTypeError("load_parameters: expected vector_dtype f32 for norms stored less 1")
-    return data + np.float32(offset)
 
 
 class Attention(Module):

@@ -205,8 +205,20 @@ class _Reader(Fields):
             "logits_divisor": self.divisor("logits_scaling", 1.0),
             "sparse": (False,) * layers, **(self.experts(layers) if traits.experts else {}),
         }  # fmt: skip
+        self.expect_neutral()
         self.expect_all_read()
         return made
+
+    def expect_neutral(self) -> None:
+        """Refuse values of published fields that nothing here reads, where they mean something."""
+        neutral = {
+            "full_attn_mod": 1, "interpolate_factor": 1,  # of Phi: each layer sees all keys
+            "use_qk_norm": self._traits.qk_norm == "head",  # of Qwen3-MoE
+            "sliding_window_size": self.values.get("sliding_window"),  # of Gemma 2: the same
+        }  # fmt: skip
+        for name, value in neutral.items():
+            if self.get(name, value) != value:
+                self.fail(name, show(value), self.values[name])
 
     # -- parts ------------------------------------------------------------------------------------
 
@@ -260,6 +272,10 @@ class _Reader(Fields):
             if not isinstance(of_kind, dict):
                 self.fail(f"rope_parameters: {kind}", "an object", of_kind)
             by_type[kind] = {**every, **of_kind}
+            length = by_type[kind].get("original_max_position_embeddings")
+            if None not in (trained, length) and trained != length:
+                self.fail("original_max_position_embeddings", f"{show(length)}, as the rotary "
+                          "embedding has it", trained)  # fmt: skip
         local = self.values.get("rope_local_base_freq")
         if local is not None and SLIDING not in stated:
             share = every["partial_rotary_factor"]
@@ -267,7 +283,7 @@ class _Reader(Fields):
         used = list(dict.fromkeys(types))
         ropes = []
         for kind in used:
-            part = by_type[kind]["partial_rotary_factor"]
+            part = by_type[kind].pop("partial_rotary_factor")
             part = every["partial_rotary_factor"] if part is None else part
             if type(part) not in (int, float) or not 0 < part <= 1:
                 self.fail("partial_rotary_factor", "a number over 0, up to 1", part)

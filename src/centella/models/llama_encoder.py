@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from centella.dtypes import DType, f32
 from centella.errors import ShapeError, WeightsError
-from centella.models.llama import LlamaModel, Past
+from centella.models.llama import LlamaModel
 from centella.models.llama_config import LlamaConfig
 from centella.nn.one_pass import OnePass
+from centella.nn.past import Past
 from centella.tensors.arguments import check_tensors
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show

@@ -58,7 +58,32 @@ FIELDS = {
     "final_logit_softcapping": "final_logit_softcapping", "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob", "rope.freq_base_swa": "rope_local_base_freq",
 }  # fmt: skip
+WINDOWED = frozenset(["llama", "phi3", "gemma2", "gemma3"])  # have layers with a sliding window
+# Other values that are read, and those that change nothing here: layouts, labels, training.
+OTHER = frozenset(
+    """rope.dimension_count rope.scaling.type rope.scaling.factor rope.scaling.attn_factor
+    rope.scaling.original_context_length rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow
+    pooling_type vocab_size tensor_data_layout classifier.output_labels rope.scaling.finetuned
+    attention.layer_norm_epsilon""".split()
+)
+# Values that change nothing if they say this; of others, those that are 0, false or empty do not.
+ALLOWED: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,), "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,), "rope.scale_linear": (1,),
+    "expert_weights_scale": (0, 1), "expert_gating_func": (0, 1), "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1), "interleave_moe_layer_step": (0, 1),
+    "moe_every_n_layers": (0, 1),
+}  # fmt: skip
+# Extents that are those of another value.
+SAME = {
+    "attention.value_length": "attention.key_length",
+    "embedding_length_out": "embedding_length",
+    "attention.key_length_swa": "attention.key_length",
+    "attention.value_length_swa": "attention.key_length",
+    "rope.dimension_count_swa": "rope.dimension_count",
+}
 
 
 class Changed(Struct, frozen=True, eq=False):
@@ -103,6 +128,16 @@ class Changed(Struct, frozen=True, eq=False):
         """The bytes of a quantised matrix, its rows in the model's order."""
         return self.stored.blocks if self.rows is None else self.stored.blocks[self.rows]
 
+    def read_rows(self, first: int, out: Array) -> None:
+        """Read elements of `array` or `blocks` along axis 0, from `first` on."""
+        order = np.arange(self.shape[0]) if self.rows is None else self.rows
+        rows = order[first : first + len(out)]
+        begin = int(rows.min())
+        data = np.empty((int(rows.max()) + 1 - begin, *out.shape[1:]), out.dtype)
+        self.stored.read_rows(begin, data)
+        data = data[rows - begin]
+        out[...] = data if self.change is None else self.change(data)
+
 
 Named = Mapping[str, GGUFTensor | Changed]
 
@@ -131,7 +166,12 @@ def config_values(file: GGUF) -> dict[str, Any]:
             f"token_embd.weight, got {len(tokens)}"
         )
     if FAMILIES[name] == "qwen3_moe":
-        values["norm_topk_prob"] = True  # as every released one has it; the file does not say
+        values.setdefault("norm_topk_prob", True)  # as every released one has it
+    if values.get("sliding_window") and name not in WINDOWED:
+        raise WeightsError(
+            f"{file.file}: {name}.attention.sliding_window: expected none, got "
+            f"{show(values['sliding_window'])}"
+        )
     if name == "llama" and values.get("sliding_window"):
         values["model_type"] = "mistral"
     width, heads = (_whole(file, f"{name}.{k}") for k in ("embedding_length",
@@ -142,21 +182,44 @@ def config_values(file: GGUF) -> dict[str, Any]:
         largest = values.get("num_hidden_layers") == LARGEST[name]
         values["query_pre_attn_scalar"] = each if largest else head_dim
     columns, head_dim = _whole(file, f"{name}.rope.dimension_count"), head_dim or each
+    _expect_known(file, name, {
+        "attention.key_length": head_dim, "embedding_length": width,
+        "rope.dimension_count": columns or head_dim,
+    })  # fmt: skip
     if columns and head_dim and columns < head_dim:
         values["partial_rotary_factor"] = columns / head_dim
     values["rope_scaling"] = _scaling(file, name)
     return values
 
 
+def _expect_known(file: GGUF, name: str, sizes: Mapping[str, int | None]) -> None:
+    """Refuse a value of the architecture that is not read and that may change the model.
+
+    Args:
+        sizes: extents that values of `SAME` are compared with.
+    """
+    for key, stored in file.values.items():
+        own = key.removeprefix(f"{name}.")
+        if own == key or own in FIELDS or own in OTHER:
+            continue
+        value = plain(stored)
+        known = (sizes[SAME[own]],) if own in SAME else ALLOWED.get(own)
+        if (value not in known) if known else value:
+            raise WeightsError(
+                f"{file.file}: {show(key)}: this library does not read this value, which is "
+                f"{show(value)}; without it the model might be another"
+            )
+
+
 def _scaling(file: GGUF, name: str) -> dict[str, Any] | None:
     """The scaling of the rotary embedding; tensors of factors mean longrope, whatever its type."""
     key = f"{name}.rope.scaling"
-    kind = file.values.get(f"{key}.type", "none")
+    kind = file.values.get(f"{key}.type", "linear" if f"{key}.factor" in file.values else "none")
     if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise WeightsError(
             f"{file.file}: {key}.type: expected none, linear, yarn or longrope, got {show(kind)}"
         )
-    lists = {f: _floats(file, t) for f, t in FACTORS.items() if t in file.tensors}
+    lists: dict[str, Any] = {f: _floats(file, t) for f, t in FACTORS.items() if t in file.tensors}
     kind = "longrope" if lists else kind
     if FREQUENCIES in file.tensors and kind == "none":
         kind, lists = "divided", {"divisors": _floats(file, FREQUENCIES)}
@@ -174,6 +237,8 @@ def _scaling(file: GGUF, name: str) -> dict[str, Any] | None:
     factor = _number(file, f"{key}.factor")
     if growth and kind == "yarn":  # is on top of what the scaling has
         growth *= 1 + 0.1 * math.log(max(factor or 1.0, 1.0))
+    if kind == "yarn":
+        lists = {f"beta_{n}": _number(file, f"{key}.yarn_beta_{n}") for n in ("fast", "slow")}
     return {
         "rope_type": kind, "factor": factor, "attention_factor": growth, **lists,
         "original_max_position_embeddings": _whole(file, f"{key}.original_context_length"),

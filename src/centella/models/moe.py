@@ -10,10 +10,10 @@ row, so nothing of the size of a weight is written, and no token's choice comes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from centella.dtypes import Array, f32
 from centella.errors import DTypeError
+from centella.models.llama_config import LlamaConfig
+from centella.models.norm import Norm
 from centella.nn import Linear, Module
 from centella.nn.module import parameter
 from centella.ops.matmul.experts import up_planes
@@ -21,11 +21,6 @@ from centella.specs import Shape
 from centella.tensors.functional import linear, softmax, sum, topk
 from centella.tensors.qtensor import QTensor
 from centella.tensors.tensor import Tensor, apply_with
-
-if TYPE_CHECKING:
-    from centella.models.llama import Norm
-    from centella.models.llama_config import LlamaConfig
-
 
 Weight = Tensor | QTensor
 

@@ -23,7 +23,28 @@ from centella.errors import WeightsError
 from centella.weights.model_files import show
 
 Frequencies = NDArray[np.float64]
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "divided")
+_LENGTH = "original_max_position_embeddings"
+# What each type reads, beside rope_theta.
+READ: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+             "mscale_all_dim"),
+    "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
+    "divided": ("divisors",),
+}  # fmt: skip
+KINDS = tuple(READ)
+NEUTRAL = frozenset([
+    "rope_type", "type", "rope_theta",  # are read for every type
+    _LENGTH,  # a length alone scales nothing
+    "finetuned",  # how the model was trained
+    "mrope_section", "mrope_interleaved",  # share columns among axes of images; a text has one
+])  # fmt: skip
+# Factors that change nothing where they are 1, for types that do not read them.
+ONES = frozenset(["factor", "attention_factor", "attn_factor", "extrapolation_factor",
+                  "partial_rotary_factor"])  # fmt: skip
 WIDEST = 1e30  # of a number, and 1 / WIDEST the smallest: what they give stays finite
 
 
@@ -37,7 +58,8 @@ class Rope:
         origin: begins the text of an error.
 
     Raises:
-        WeightsError: a type that is not among `KINDS`, or a number that is missing or not positive.
+        WeightsError: a type that is not among `KINDS`, a number that is missing or not positive, or
+            a value that the type does not read.
     """
 
     def __init__(self, values: Mapping[str, Any], dim: int, positions: int, origin: str) -> None:
@@ -50,6 +72,13 @@ class Rope:
             raise WeightsError(
                 f"{origin}: rope_type: expected {', '.join(KINDS)}, got {show(self.kind)}"
             )
+        for name, value in self._values.items():
+            known = name in NEUTRAL or name in READ[self.kind] or (name in ONES and value == 1)
+            if value is not None and not known:
+                raise WeightsError(
+                    f"{origin}: {show(name)}: rope_type {self.kind} does not read this value, "
+                    f"which is {show(value)}; without it the model might be another"
+                )
         if dim < 2 or dim % 2:
             raise WeightsError(f"{origin}: rotary columns: expected an even number, got {dim}")
         if self.kind == "longrope":
@@ -80,7 +109,7 @@ class Rope:
 
     def regime(self, length: int) -> int:
         """Lengths with equal numbers have equal frequencies."""
-        trained = int(self._number("original_max_position_embeddings", self.positions))
+        trained = int(self._number(_LENGTH, self.positions))
         if self.kind == "longrope":
             return int(length > trained)
         return max(length, trained) if self.kind == "dynamic" else 0
@@ -95,12 +124,12 @@ class Rope:
         if self.kind == "default":
             return plain, 1.0
         over = 1.0 if self.kind == "longrope" else 0.0  # of which the logarithm divides
-        trained = self._number("original_max_position_embeddings", self.positions, over)
+        trained = self._number(_LENGTH, self.positions, over)
         if self.kind == "divided":
             return plain / self._divisors("divisors"), 1.0
         if self.kind == "longrope":
             return self._longrope(plain, length, trained)
-        stated = self._values.get("original_max_position_embeddings") is not None
+        stated = self._values.get(_LENGTH) is not None
         default = self.positions / trained if self.kind == "yarn" and stated else None
         factor = self._number("factor", default)
         if self.kind == "linear":

@@ -11,17 +11,16 @@ from typing import Any
 
 from centella.dtypes import DType, f32, i8
 from centella.errors import DTypeError
-from centella.op.op import get
-from centella.ops import cache_attend
+from centella.op.op import Op, get
 from centella.ops.rows_i8 import PLANE
 from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.arguments import epsilon
 from centella.tensors.creation import full
-from centella.tensors.functional import attention, products, rms_norm, rope
+from centella.tensors.functional import attention, rms_norm, rope
 from centella.tensors.functional.products import score_attrs
 from centella.tensors.state import State
-from centella.tensors.tensor import Tensor, apply_all
+from centella.tensors.tensor import Tensor, apply_all, apply_preferred
 
 
 def check_storage(op: str, dtype: DType) -> None:
@@ -88,7 +87,7 @@ class CacheLayer:
         """Keys and values as they are now; in i8 their numbers, and scales."""
         return tuple(state.value for state in self.states)
 
-    def _op(self, name: str) -> Any:
+    def _op(self, name: str) -> Op[Any]:
         return get(name if self.scales is None else f"{name}_i8")
 
     def rows(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -107,25 +106,16 @@ class CacheLayer:
         """Write rows, from positions on or where a table says: as the op `cache_write`."""
         apply_all(self._op("cache_write"), (*self.stored, k, v, starts), {})
 
-    def at_once(self, q: Tensor) -> bool:
-        """Whether `step` computes what `write` and `attend` do for queries q.
-
-        One token of each sequence, a head of keys for each head of queries, a short cache, and a
-        device whose launches cost something.
-        """
-        b, heads, capacity, dim = self.keys.shape
-        caps = self.keys.device.caps
-        return (
-            self.scales is None and q.shape == (b, heads, 1, dim) and q.dtype is self.keys.dtype
-            and cache_attend.fits(dim, capacity, q.dtype.itemsize)
-            and caps.family not in products.SERIAL
-            and self.keys.value.spec.storage_bytes <= caps.safe_binding
-        )  # fmt: skip
-
-    def step(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
-        """Write one token's key and value, then attend, in one launch: as q."""
-        given = (self.keys.value, self.values.value, q, k, v, starts)
-        y: Tensor = apply_all(get("cache_attend"), given, {"scale": scale})[2]
+    def step(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor | None:
+        """Write a step's keys and values, and attend where that is one launch: as q; else None."""
+        operands = (self.keys.value, self.values.value, q, k, v, starts)
+        attrs = {"scale": q.shape[-1] ** -0.5}
+        wide = self.scales is None
+        results = apply_preferred(get("cache_attend"), operands, attrs) if wide else None
+        if results is None:
+            self.write(k, v, starts)
+            return None
+        y: Tensor = results[2]
         return y.permute(0, 2, 1, 3)
 
     def write_qkv(
@@ -134,18 +124,18 @@ class CacheLayer:
     ) -> Tensor:  # fmt: skip
         """Write keys and values from the product of q, k and v, with rotary embedding; q, turned.
 
-        One launch; above a binding (WebGPU) one for each part, divided by heads.
+        One launch, or those of the ops that it stands for, where one above a binding is divided.
 
         Args:
             x: [batch, heads + 2 kv_heads, tokens, head_dim].
             starts: positions [batch], or a table [batch, 1 + width].
         """
         norms = () if qk_norm is None else (qk_norm,)
-        stored = self.stored
-        if self._within_binding(x):
-            attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
-            given = (*stored, x, cos, sin, starts, *norms)
-            queries: Tensor = apply_all(self._op("rope_cache_write"), given, attrs)[-1]
+        attrs = {"interleaved": bool(interleaved), "eps": epsilon("append_qkv", eps)}
+        operands = (*self.stored, x, cos, sin, starts, *norms)
+        results = apply_preferred(self._op("rope_cache_write"), operands, attrs)
+        if results is not None:
+            queries: Tensor = results[-1]
             return queries
         heads = x.shape[1] - 2 * kv_heads
         both = [x[:, :heads], x[:, heads : heads + kv_heads]]
@@ -166,26 +156,23 @@ class CacheLayer:
         Returns:
             [batch, heads, tokens, head_dim].
         """
-        if self.scales is not None or not self._within_binding(x):
-            q = self.write_qkv(
-                x, kv_heads, cos, sin, starts, qk_norm=qk_norm, eps=eps, interleaved=interleaved
-            )
-            where = {"starts": starts}
-            if starts.ndim == 2:
-                where = {"starts": starts[:, 0], "blocks": starts[:, 1:]}
-            return self.attend(q, **where, scale=scale, window=window, softcap=softcap)
         norms = () if qk_norm is None else (qk_norm,)
         attrs: dict[str, Any] = {"interleaved": bool(interleaved)}
         attrs["eps"] = epsilon("attend_qkv", eps)
         attrs |= score_attrs("attend_qkv", x.shape[3], scale, window, softcap)
-        given = (*self.stored, x, cos, sin, starts, *norms)
-        y: Tensor = apply_all(get("rope_attend"), given, attrs)[2]
-        return y.permute(0, 2, 1, 3)
-
-    def _within_binding(self, x: Tensor) -> bool:
-        """Whether a launch may see all of what is stored, and of x, at once."""
-        largest = max(t.spec.storage_bytes for t in (*self.stored, x))
-        return largest <= self.keys.device.caps.safe_binding
+        operands = (self.keys.value, self.values.value, x, cos, sin, starts, *norms)
+        wide = self.scales is None
+        results = apply_preferred(get("rope_attend"), operands, attrs) if wide else None
+        if results is not None:
+            y: Tensor = results[2]
+            return y.permute(0, 2, 1, 3)
+        q = self.write_qkv(
+            x, kv_heads, cos, sin, starts, qk_norm=qk_norm, eps=eps, interleaved=interleaved
+        )
+        where = {"starts": starts}
+        if starts.ndim == 2:
+            where = {"starts": starts[:, 0], "blocks": starts[:, 1:]}
+        return self.attend(q, **where, scale=scale, window=window, softcap=softcap)
 
     def attend(self, q: Tensor, **options: Any) -> Tensor:
         """`ct.attention` of q over what is there."""

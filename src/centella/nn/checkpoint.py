@@ -17,10 +17,10 @@ from centella.nn.stored import (
     Plain,
     Stored,
     checked,
+    filled,
     from_blocks,
     host_data,
     listed,
-    reader,
     shown,
     zeros,
 )
@@ -202,24 +202,13 @@ def _sent(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Tensor 
     if any(own is None for _, own in parts):
         return from_blocks(parts, kind, device)
     if w.own or w.owner.keeps_order(w.name):
-        filled = _filled(w, parts, kind, device)
-        if filled is not None:
-            return filled
+        weight = filled(parts, kind, device)
+        if weight is not None:
+            return weight.reshape(w.shape)
     data = host_data(parts, kind)
     stays = len(parts) > 1 or not isinstance(first, Plain)  # memory that nobody else writes
     data = data if w.own else w.owner.arranged(w.name, data)
     return upload("load_parameters", data, kind, device, stays=stays)
-
-
-def _filled(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Tensor | None:
-    """A large parameter read from its files part after part; None where it has to be read whole."""
-    read = reader(parts, kind)
-    if read is None:
-        return None
-    rows = sum(part.shape[0] for part, _ in parts)
-    spec = device.storage.spec((rows, *parts[0][0].shape[1:]), kind)
-    value = device.recorder.fill(spec, read)
-    return None if value is None else Tensor(value, spec).reshape(w.shape)
 
 
 def _check_finite(infinite: Mapping[str, list[Tensor]], origin: str) -> None:

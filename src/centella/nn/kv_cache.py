@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import numpy as np
-from msgspec import Struct
-
-from centella.dtypes import DType, dtype_of, f32, i8, i32
-from centella.errors import ContractError, DTypeError, KVCacheFullError, ShapeError
+from centella.dtypes import DType, dtype_of, f32, i32
+from centella.errors import ContractError, ShapeError
 from centella.host.interrupts import uninterrupted
 from centella.nn.cache_layer import CacheLayer, check_storage, planes_of
+from centella.nn.cache_operands import Operands
+from centella.nn.filled import Filled
 from centella.nn.room import check_cache
 from centella.op.op import get
 from centella.record.recording import Recording
@@ -30,47 +29,6 @@ from centella.tensors.tensor import Tensor, apply_all
 from centella.tensors.views import integers
 
 T = TypeVar("T")
-
-
-class Filled(Struct, frozen=True):
-    """What a cache holds, as the host knows it.
-
-    Attributes:
-        ends: tokens of each sequence, the current step's included.
-        tokens: how many of them the current step brings; 0 when there is none.
-        step: number of the current step; a layer that has its keys and values is marked with it.
-    """
-
-    ends: tuple[int, ...]
-    tokens: int = 0
-    step: int = 0
-
-    def begun(self, tokens: int, capacity: int) -> Filled:
-        """One step further.
-
-        Raises:
-            KVCacheFullError: there is no room.
-        """
-        if max(self.ends) + tokens > capacity:
-            raise KVCacheFullError(
-                f"KVCache: {max(self.ends):,} of {capacity:,} positions are filled; no room for "
-                f"{tokens:,} more"
-            )
-        return Filled(tuple(n + tokens for n in self.ends), tokens, self.step + 1)
-
-    def cut(self, ends: tuple[int, ...]) -> Filled:
-        """Back at these lengths, between two steps.
-
-        Raises:
-            ShapeError: some are longer than what is there.
-        """
-        if len(ends) != len(self.ends) or not all(
-            0 <= n <= have for n, have in zip(ends, self.ends, strict=True)
-        ):
-            raise ShapeError(
-                f"truncate: expected lengths of 0 to {list(self.ends)}, got {list(ends)}"
-            )
-        return Filled(ends, 0, self.step)
 
 
 class KVCache:
@@ -118,6 +76,7 @@ class KVCache:
         fewer = f"fewer tokens (capacity={capacity}) or sequences (batch={batch})"
         planes = planes_of(self.shape, kind).values()
         check_cache("KVCache", planes, num_layers, self.device, fewer)
+        self._operands = Operands(self.shape, kind, num_layers)
         self._steps = State(full((2, batch), 0, i32, self.device), name="KVCache positions")
         self._steps.mark(lambda _: Filled((0,) * batch))
         self._layers = [
@@ -213,7 +172,7 @@ class KVCache:
             ContractError: another layer brought another number of tokens to this step, or has not
                 been given the step before.
         """
-        self._check(k, v, layer)
+        self._operands.check(k, v, layer)
         self._append(k.shape[2], layer, lambda starts: self._layers[layer].write(k, v, starts))
 
     @uninterrupted
@@ -241,7 +200,7 @@ class KVCache:
             ShapeError, DTypeError: for what does not fit these.
             KVCacheFullError, ContractError: as for `append`.
         """
-        x = self._by_head("append_qkv", qkv, cos, sin, layer, qk_norm)
+        x = self._operands.by_head("append_qkv", qkv, cos, sin, layer, qk_norm)
         kv_heads = self.shape[1]
 
         def write(starts: Tensor) -> Tensor:
@@ -272,7 +231,7 @@ class KVCache:
         Raises:
             ShapeError, DTypeError, KVCacheFullError, ContractError: as both.
         """
-        x = self._by_head("attend_qkv", qkv, cos, sin, layer, qk_norm)
+        x = self._operands.by_head("attend_qkv", qkv, cos, sin, layer, qk_norm)
         kv_heads = self.shape[1]
         if window is not None and whole("attend_qkv", "window", window, 1) >= self.capacity:
             window = None  # all keys are within it
@@ -284,23 +243,6 @@ class KVCache:
             )  # fmt: skip
 
         return self._append(qkv.shape[1], layer, write)
-
-    def _by_head(
-        self, name: str, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int, qk_norm: Tensor | None
-    ) -> Tensor:
-        """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]."""
-        self._check_layer(layer)
-        check_tensors(name, qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
-        b, kv_heads, _, dim = self.shape
-        fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
-        heads = qkv.shape[2] // dim - 2 * kv_heads if fits else 0
-        if heads < 1 or heads % kv_heads:
-            raise ShapeError(
-                f"{name}: expected qkv [{b}, tokens, (heads + {2 * kv_heads}) * {dim}], heads "
-                f"a multiple of {kv_heads}, got {list(qkv.shape)}"
-            )
-        self._check_room(qkv.shape[1])
-        return qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
 
     def _append(self, tokens: int, layer: int, write: Callable[[Tensor], T]) -> T:
         """Record what writes a layer's part of a step from some positions on; what it gives."""
@@ -335,14 +277,14 @@ class KVCache:
         Raises:
             ShapeError, DTypeError, KVCacheFullError, ContractError: as these do.
         """
-        self._check(k, v, layer)
+        self._operands.check(k, v, layer)
         check_tensors("append_attend", q)
-        held = self._layers[layer]
-        if mask is None and v.dtype is self.dtype and held.at_once(q):
-            scale = q.shape[3] ** -0.5
-            return self._append(1, layer, lambda starts: held.step(q, k, v, starts, scale))
-        self.append(k, v, layer)
-        return self.attend(q, layer, mask=mask)
+        if mask is not None:
+            self.append(k, v, layer)
+            return self.attend(q, layer, mask=mask)
+        step = self._layers[layer].step
+        y = self._append(k.shape[2], layer, lambda starts: step(q, k, v, starts))
+        return self.attend(q, layer) if y is None else y
 
     @uninterrupted
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:
@@ -351,7 +293,7 @@ class KVCache:
         Raises:
             ShapeError: not all of it lies within every sequence.
         """
-        self._check(k, v, layer)
+        self._operands.check(k, v, layer)
         shortest = min(self.lengths)
         start = whole("write", "a position", position)
         if start > shortest - k.shape[2]:
@@ -376,32 +318,6 @@ class KVCache:
         for layer, source in enumerate(other._layers):
             k, v = source.rows(lambda x: gather(x[:, :, :tokens], at))
             self.append(k, v, layer)
-
-    def _check_layer(self, layer: Any) -> None:
-        if not isinstance(layer, (int, np.integer)) or not 0 <= layer < self.num_layers:
-            raise ShapeError(f"KVCache: expected a layer below {self.num_layers}, got {layer}")
-
-    def _check(self, k: Tensor, v: Tensor, layer: int) -> None:
-        self._check_layer(layer)
-        b, heads, _, dim = self.shape
-        check_tensors("KVCache", k, v)
-        for name, x in (("k", k), ("v", v)):
-            wrong = x.ndim != 4 or x.shape[:2] != (b, heads) or x.shape[3] != dim
-            if wrong or x.shape != k.shape or not x.shape[2]:
-                raise ShapeError(
-                    f"KVCache: expected {name} [{b}, {heads}, tokens, {dim}], got {list(x.shape)}"
-                )
-            if x.dtype is not self.dtype and not (self.dtype is i8 and x.dtype is k.dtype):
-                raise DTypeError(
-                    f"KVCache: expected {name} of {self.dtype.name}, got {x.dtype.name}"
-                )
-        self._check_room(k.shape[2])
-
-    def _check_room(self, tokens: int) -> None:
-        if tokens > self.capacity:
-            raise KVCacheFullError(
-                f"KVCache: {tokens:,} tokens at once; the capacity is {self.capacity:,}"
-            )
 
     # -- going back -------------------------------------------------------------------------------
 
@@ -442,7 +358,7 @@ class KVCache:
         In i8 their numbers, then the scales of both, f32 [batch, num_kv_heads, capacity, 2]. Past
         the lengths their content is undefined.
         """
-        self._check_layer(layer)
+        self._operands.check_layer(layer)
         return self._layers[layer].stored
 
     def attend(
@@ -466,20 +382,13 @@ class KVCache:
             ContractError: the layer has not been given this step's keys and values.
             ShapeError, DTypeError: as for `ct.attention`.
         """
-        self._check_layer(layer)
+        self._operands.check_layer(layer)
         check_tensors("attend", q)
         if not self._has(layer):
             raise ContractError(
                 f"attend: layer {layer} has no keys and values of this step; append them first"
             )
-        b, heads, _, dim = self.shape
-        tokens = self._filled.tokens
-        fits = q.ndim == 4 and (q.shape[0], q.shape[2], q.shape[3]) == (b, tokens, dim)
-        if not fits or q.shape[1] % heads:
-            raise ShapeError(
-                f"attend: expected q [{b}, a multiple of {heads}, {tokens}, {dim}], got "
-                f"{list(q.shape)}"
-            )
+        self._operands.check_queries(q, self._filled.tokens)
         if window is not None and whole("attend", "window", window, 1) >= self.capacity:
             window = None  # all keys are within it
         return self._layers[layer].attend(

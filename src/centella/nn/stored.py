@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import Array, DType, f32, from_numpy, narrow, widen
+from centella.dtypes import Array, DType, f16, f32, from_numpy, narrow, widen
 from centella.errors import WeightsError
 from centella.ops.quant.format import Format
 from centella.ops.quant.table import FORMATS
@@ -20,6 +22,7 @@ from centella.tensors.tensor import Tensor, upload
 
 # Of a parameter: data, and the dtype that it is stored in; None: it is quantised and stays so.
 Part = tuple["Stored | Tensor", DType | None]
+PIECE = 2 << 20  # bytes of blocks that become planes at a time
 LISTED = 20  # names that an error shows
 LONG = 200  # characters of one that it shows
 
@@ -48,7 +51,7 @@ class InRows(Protocol):
     """A tensor of a checkpoint that can be read in parts."""
 
     def read_rows(self, first: int, out: Array) -> None:
-        """Read elements along axis 0, from `first` on, into memory that is whole."""
+        """Read elements of its data along axis 0, from `first` on, into memory that is whole."""
         ...
 
 
@@ -69,12 +72,17 @@ class Plain(Struct, frozen=True):
         return shape
 
 
-class Blocks(Protocol):
-    """A quantised tensor of a checkpoint."""
+class Blocks(InRows, Protocol):
+    """A quantised tensor of a checkpoint, whose data are its blocks."""
 
     @property
     def shape(self) -> Shape:
         """Extents of the weight."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its blocks."""
         ...
 
     @property
@@ -87,11 +95,6 @@ def format_of_stored(tensor: Any) -> Format | None:
     """The format of a checkpoint's tensor; None: it is not quantised, or in no format of ours."""
     format = FORMATS.get(getattr(tensor, "format", ""))
     return format if format is not None and format.from_blocks is not None else None
-
-
-def _planes(tensor: Blocks, format: Format) -> tuple[Array, ...]:
-    assert format.from_blocks is not None
-    return format.from_blocks(tensor.blocks)
 
 
 class Decoded(Struct, frozen=True, eq=False):
@@ -114,7 +117,8 @@ class Decoded(Struct, frozen=True, eq=False):
     @property
     def array(self) -> Array:
         """The data on the host."""
-        planes = _planes(self.stored, self.format)
+        assert self.format.from_blocks is not None
+        planes = self.format.from_blocks(self.stored.blocks)
         wide = (p.astype(np.float32) if p.dtype.kind == "f" else p for p in planes)
         return self.format.decode(*wide).reshape(self.shape)
 
@@ -129,17 +133,63 @@ def from_blocks(parts: Sequence[Part], dtype: DType, device: Device) -> Tensor |
     """
     weights: list[Tensor | QTensor] = []
     for format, group in groupby(parts, lambda part: format_of_stored(part[0])):
-        if format is None:
-            data = host_data([*group], dtype)
-            weights.append(upload("load_parameters", data, dtype, device, stays=True))
+        if format is not None:
+            weights.append(_packed([cast("Blocks", tensor) for tensor, _ in group], format, device))
             continue
-        several = [_planes(cast("Blocks", tensor), format) for tensor, _ in group]
-        alone = len(several) == 1
-        arrays = several[0] if alone else map(np.concatenate, zip(*several, strict=True))
-        kinds = ((a, from_numpy(a.dtype)) for a in arrays)
-        planes = (upload("load_parameters", a, kind, device, stays=True) for a, kind in kinds)
-        weights.append(QTensor(tuple(planes), format))
+        several = [*group]
+        weight = filled(several, dtype, device)
+        if weight is None:
+            data = host_data(several, dtype)
+            weight = upload("load_parameters", data, dtype, device, stays=True)
+        weights.append(weight)
     return weights[0] if len(weights) == 1 else Stacked(tuple(weights))
+
+
+def _packed(tensors: list[Blocks], format: Format, device: Device) -> QTensor:
+    """Quantised tensors of one format, one below the other, as planes."""
+    convert = format.from_blocks
+    assert convert is not None
+    rows = [math.prod(tensor.shape[:-1]) for tensor in tensors]
+    blocks = tensors[0].shape[-1] // format.block
+    size = tensors[0].nbytes // (rows[0] * blocks)
+    most = max(PIECE // (blocks * size), 1)
+
+    def read(first: int, *outs: Array) -> None:
+        for number, begin, place in _within(rows, first, len(outs[0]), most):
+            raw = np.empty((place.stop - place.start, blocks, size), np.uint8)
+            tensors[number].read_rows(begin, raw)
+            for out, plane in zip(outs, convert(raw), strict=True):
+                out[place] = plane
+
+    kinds = [(plane.shape(sum(rows), blocks), plane.dtype or f16) for plane in format.planes]
+    specs = [device.storage.spec(*kind) for kind in kinds]
+    values = device.recorder.fill(specs, read)
+    if values is not None:
+        planes = [Tensor(value, spec) for value, spec in zip(values, specs, strict=True)]
+        return QTensor(tuple(planes), format)
+    arrays = [np.empty(shape, dtype.numpy) for shape, dtype in kinds]
+    read(0, *arrays)
+    whole = zip(arrays, kinds, strict=True)
+    return QTensor(
+        tuple(upload("load_parameters", a, kind[1], device, stays=True) for a, kind in whole),
+        format,
+    )
+
+
+def _within(
+    counts: Sequence[int], first: int, rows: int, most: int = sys.maxsize
+) -> Iterator[tuple[int, int, slice]]:
+    """Where rows of tensors of so many rows each lie, which stand one below the other.
+
+    Yields:
+        The tensor's number, its row, and the slice of the `rows` from `first` on, up to `most`.
+    """
+    start = 0
+    for number, count in enumerate(counts):
+        for row in range(max(first - start, 0), min(first + rows - start, count), most):
+            end = min(row + most, first + rows - start, count)
+            yield number, row, slice(start + row - first, start + end - first)
+        start += count
 
 
 def checked(
@@ -178,24 +228,24 @@ def host_data(parts: list[Part], kind: DType) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def reader(parts: list[Part], kind: DType) -> Callable[[int, Array], None] | None:
-    """What reads rows of the parts stacked, as host bytes of `kind`: `read(first, out)`.
+def filled(parts: Sequence[Part], kind: DType, device: Device) -> Tensor | None:
+    """Large parts, one below the other, read from their files piece after piece.
 
     Returns:
-        None where a part can only be read whole.
+        None where they are small, or one can only be read whole.
     """
     if not all(isinstance(part, InRows) and own is not None for part, own in parts):
         return None
+    counts = [part.shape[0] for part, _ in parts]
 
     def read(first: int, out: Array) -> None:
-        last, before = first + len(out), 0
-        for part, own in parts:
-            begin, end = max(first, before), min(last, before + part.shape[0])
-            if begin < end:
-                _read_rows(part, own or f32, begin - before, out[begin - first : end - first], kind)
-            before += part.shape[0]
+        for number, row, place in _within(counts, first, len(out)):
+            part, own = parts[number]
+            _read_rows(part, own or f32, row, out[place], kind)
 
-    return read
+    spec = device.storage.spec((sum(counts), *parts[0][0].shape[1:]), kind)
+    values = device.recorder.fill([spec], read)
+    return None if values is None else Tensor(values[0], spec)
 
 
 def _read_rows(part: Any, own: DType, first: int, out: Array, kind: DType) -> None:

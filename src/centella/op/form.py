@@ -20,6 +20,12 @@ A_co = TypeVar("A_co", covariant=True)
 WHOLE: Mapping[str, Part] = MappingProxyType({})
 
 
+def loaded(where: str) -> Any:
+    """What a module has, by "module:name"; the module is imported with the first such call."""
+    module, name = where.split(":")
+    return getattr(import_module(module), name)
+
+
 class Form(Struct, Generic[A_co], frozen=True, eq=False):
     """What an op is asked to do; a device has one Form for equal requests.
 
@@ -48,10 +54,12 @@ class Form(Struct, Generic[A_co], frozen=True, eq=False):
     def lower(self, caps: Caps) -> Lowered:
         """The launches on a device."""
         lowering = self.op.lowering
-        if isinstance(lowering, str):
-            module, name = lowering.split(":")
-            lowering = cast("Lower[Any]", getattr(import_module(module), name))
-        return lowering(self, caps)
+        lowering = loaded(lowering) if isinstance(lowering, str) else lowering
+        return cast("Lower[Any]", lowering)(self, caps)
+
+    def within_binding(self, caps: Caps) -> bool:
+        """Whether a launch may see all of each operand and result at once."""
+        return all(s.storage_bytes <= caps.safe_binding for s in (*self.inputs, *self.outputs))
 
     def part(self, letter: str, extent: int) -> Part:
         """The part of a letter that is asked for.

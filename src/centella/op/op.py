@@ -6,14 +6,16 @@ testing) is generic over this class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.dtypes import Array, DType, narrow, widen
-from centella.emit.program import Call, HostProgram
+from centella.emit.program import Call, HostProgram, Ref
 from centella.op.axes import Axes
 from centella.op.form import Form
 from centella.specs import Caps, Shape, Spec
@@ -28,6 +30,28 @@ class Lowered(Struct, frozen=True):
 
     calls: tuple[Call, ...]
     temporaries: tuple[Spec, ...] = ()
+
+    def __add__(self, after: Lowered) -> Lowered:
+        """These launches, then others of the same op."""
+        return Lowered(self.calls + after.calls, self.temporaries + after.temporaries)
+
+    def within(
+        self, operands: Sequence[int], first: int, offsets: Mapping[int, int] = MappingProxyType({})
+    ) -> Lowered:
+        """These launches as some of another op's.
+
+        Args:
+            operands: what each operand and result of this op is in the other.
+            first: the number there of the first of its temporaries.
+            offsets: of an operand, the element of the other's that it begins at.
+        """
+        to = (*operands, *range(first, first + len(self.temporaries)))
+
+        def moved(ref: Ref) -> Ref:
+            return Ref(to[ref.index], ref.spec, ref.offset + offsets.get(ref.index, 0))
+
+        calls = (replace(c, tensors=tuple(map(moved, c.tensors))) for c in self.calls)
+        return Lowered(tuple(calls), self.temporaries)
 
 
 Lower = Callable[[Form[A], Caps], Lowered]
@@ -74,6 +98,9 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
             than a launch may see; None where it cannot be.
         flops: `flops(form) -> int`: arithmetic operations, at most; None where
             they are few for each byte.
+        preferred: `preferred(form, caps)`, of an op that stands for several others: whether a
+            kernel of its own is better, or forced and fits; else those are recorded in its place.
+        narrower: whether they take operands that its rule refuses.
     """
 
     name: str
@@ -90,6 +117,8 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
     host: Callable[[Form[A]], HostProgram | None] | None = None
     axes: Callable[[Form[A]], Axes] | None = None
     flops: Callable[[Form[A]], int] | None = None
+    preferred: Callable[[Form[A], Caps], bool] | None = None
+    narrower: bool = False
     doc: str = ""
 
     def __post_init__(self) -> None:

@@ -24,6 +24,8 @@ from centella import lang
 from centella.dtypes import Array, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -71,7 +73,7 @@ def take_rule(specs: tuple[Spec, ...], attrs: GatherAttrs) -> tuple[Out, ...]:
     return ((_at(broadcast("take_along_axis", *ones), axis, indices.shape[axis]), x.dtype),)
 
 
-def take_reference(x: Any, indices: Any, axis: int) -> Any:
+def take_reference(x: Array, indices: Array, axis: int) -> Array:
     """The NumPy formula."""
     rows = x.shape[axis]
     wrapped = np.where(indices < 0, indices + rows, indices)
@@ -147,7 +149,7 @@ def scatter_rule(specs: tuple[Spec, ...], attrs: ScatterAttrs) -> tuple[Out, ...
     return ((x.shape, x.dtype),)
 
 
-def scatter_reference(x: Any, indices: Any, values: Any, axis: int, reduce: str) -> Any:
+def scatter_reference(x: Array, indices: Array, values: Array, axis: int, reduce: str) -> Array:
     """The NumPy formula."""
     y = x.copy()
     if indices.shape != values.shape:
@@ -166,14 +168,15 @@ def scatter_reference(x: Any, indices: Any, values: Any, axis: int, reduce: str)
     return y
 
 
-def _wrap(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
+def _wrap(values: list[Expr], scalars: dict[str, Any], attrs: dict[str, Any]) -> Expr:
     index = values[0]
     return lang.select(index < 0, index + scalars["rows"], index)
 
 
 def _scatter(
-    *, rank: int, axis: int, reduce: str, values: Any, keys: Any, order: Any, y: Any, **base: Any
-) -> None:
+    *, rank: int, axis: int, reduce: str, values: Argument, keys: Argument, order: Argument,
+    y: Argument, **base: Argument,
+) -> None:  # fmt: skip
     """A thread a word of the result, which changes in place where there is no base."""
     width = y.dtype.per_word
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
@@ -207,7 +210,7 @@ def _scatter(
         y.store(offset_of([*leading, column], "y"), results)
 
 
-def _first(keys: Any, order: Any, first: Any, number: Any) -> Any:
+def _first(keys: Any, order: Any, first: Operand, number: Operand) -> Expr:
     """Of the sorted keys that begin at a place, how many are below a number."""
     low, high = lang.var(0, u32), lang.var(lang.parameter("count", u32))
     for _ in lang.range(lang.parameter("halvings", u32)):

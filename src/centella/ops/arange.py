@@ -11,6 +11,7 @@ from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError
+from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -22,7 +23,7 @@ from centella.specs import Caps, Spec
 WORKGROUP = 256
 
 
-def _arange(*, y: Any) -> None:
+def _arange(*, y: Argument) -> None:
     """A thread a chunk of the output; the last one's pad continues the row."""
     width = y.dtype.per_chunk
     kind = dtype_of(y.dtype.value)

@@ -14,10 +14,12 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import DType, bf16, f16, i32, u32
+from centella.dtypes import Array, DType, bf16, f16, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.kernel_params import Face
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -45,7 +47,7 @@ NAN: dict[DType, int] = {f16: 0x8000 - 0x7C01, bf16: 0x8000 - 0x7F81}  # from th
 MANY = 512  # rows that fill a GPU without being split
 
 
-def order(x: Any) -> Any:
+def order(x: Operand) -> Any:
     """A u32 that grows with x: NaN above all, 0 and -0 alike."""
     if x.dtype is u32:
         return x
@@ -109,7 +111,7 @@ def _candidate(
 
 
 def _argmax(
-    *, chunk: bool, split: bool, team: Team, x: Any, marked: bool = False, **out: Any
+    *, chunk: bool, split: bool, team: Team, x: Argument, marked: bool = False, **out: Argument
 ) -> None:
     """A team has one part of a row: writes its candidate, or the result."""
     columns, part = lang.parameter("columns", u32), lang.parameter("part", u32)
@@ -126,7 +128,9 @@ def _argmax(
             out["y"][_index_of_row(row.number)] = _index(column, key, marked)
 
 
-def _choose(*, team: Team, keys: Any, places: Any, y: Any, marked: bool = False) -> None:
+def _choose(
+    *, team: Team, keys: Argument, places: Argument, y: Argument, marked: bool = False
+) -> None:
     """A team has one row: the first of the best candidates."""
     parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
     row = Row(team, 1, parts, rows)
@@ -136,12 +140,12 @@ def _choose(*, team: Team, keys: Any, places: Any, y: Any, marked: bool = False)
         y[_index_of_row(row.number)] = _index(places[0, place], key, marked)
 
 
-def _index(column: Any, key: Any, marked: bool) -> Any:
+def _index(column: Operand, key: Operand, marked: bool) -> Expr:
     """A column as it is stored; -1 where a NaN is `marked`."""
     return lang.bitcast(lang.select(key == NONE, NONE, column) if marked else column, i32)
 
 
-def _index_of_row(row: Any) -> Any:
+def _index_of_row(row: Operand) -> Expr:
     across = lang.parameter("across", u32)
     return row // across * lang.parameter("pitch", u32) + row % across
 
@@ -172,7 +176,7 @@ def rule(specs: tuple[Spec, ...], attrs: ArgmaxAttrs) -> tuple[Out, ...]:
     return ((x.shape[:-1], i32),)
 
 
-def reference(x: Any, marked: bool = False) -> Any:
+def reference(x: Array, marked: bool = False) -> Array:
     """The NumPy formula."""
     at = np.argmax(x, -1)
     return np.where(np.isnan(x).any(-1), -1, at) if marked else at

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from msgspec.structs import replace
 
+from centella.dtypes import Array
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import broadcasting
@@ -33,7 +32,7 @@ def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     return ((state.shape, state.dtype),)
 
 
-def reference(state: Any, x: Any) -> Any:
+def reference(state: Array, x: Array) -> Array:
     """The NumPy formula: changes `state`."""
     np.copyto(state, x)
     return state

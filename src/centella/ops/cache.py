@@ -21,9 +21,11 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import i32, u32
+from centella.dtypes import Array, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out, unit_rows
@@ -36,7 +38,7 @@ from centella.specs import Caps, Shape, Spec
 WORKGROUP = 256
 
 
-def place_in(starts: Any, b: Any, head: Any, token: Any, name: str) -> tuple[Any, Any]:
+def place_in(starts: Argument, b: Any, head: Any, token: Operand, name: str) -> tuple[Expr, Expr]:
     """Where a token's key lies in a cache, and whether it has such a place."""
     capacity = lang.parameter("capacity", u32)
     if starts.rank == 1:
@@ -50,7 +52,9 @@ def place_in(starts: Any, b: Any, head: Any, token: Any, name: str) -> tuple[Any
     return offset_of([head, block, position % size], name), inside
 
 
-def _write(*, chunk: bool, keys: Any, values: Any, k: Any, v: Any, starts: Any) -> None:
+def _write(
+    *, chunk: bool, keys: Argument, values: Argument, k: Argument, v: Argument, starts: Argument
+) -> None:
     """A thread has one chunk (or word) of a row of k, and the same of v."""
     tokens, heads = (lang.parameter(n, u32) for n in ("tokens", "heads"))
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
@@ -63,7 +67,9 @@ def _write(*, chunk: bool, keys: Any, values: Any, k: Any, v: Any, starts: Any) 
                 _move(source, offset_of([b, head, token], name), target, to, column, chunk)
 
 
-def _move(source: Any, at: Any, target: Any, to: Any, column: Any, chunk: bool) -> None:
+def _move(
+    source: Argument, at: Operand, target: Argument, to: Operand, column: Operand, chunk: bool
+) -> None:
     if chunk:
         target.store(to + column, source.load(at + column))
         return
@@ -111,11 +117,11 @@ def write_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     return ((keys.shape, keys.dtype), (values.shape, values.dtype))
 
 
-def write_reference(keys: Any, values: Any, k: Any, v: Any, starts: Any) -> Any:
+def write_reference(keys: Any, values: Any, k: Array, v: Array, starts: Array) -> Any:
     """The NumPy formula: changes `keys` and `values`."""
     if starts.ndim == 2:
         _, blocks, size, _ = keys.shape
-        table: Any = starts.astype(np.int64)
+        table: Array = starts.astype(np.int64)
         positions = table[:, :1] + np.arange(k.shape[2])
         inside = (positions >= 0) & (positions < size * (table.shape[1] - 1))
         block = np.take_along_axis(table, np.where(inside, positions // size + 1, 1), 1)
@@ -165,7 +171,7 @@ def cache_scalars(keys: Spec, starts: Spec) -> dict[str, int]:
     return {"capacity": size * (starts.shape[1] - 1), "block": size, "pool": blocks}
 
 
-def _step(*, steps: Any, **given: Any) -> None:
+def _step(*, steps: Argument, **given: Argument) -> None:
     """A thread has one sequence."""
     b, count = lang.global_id(), lang.parameter("count", u32)
     with lang.if_(b < count):
@@ -198,7 +204,7 @@ def step_rule(specs: tuple[Spec, ...], attrs: StepAttrs) -> tuple[Out, ...]:
     return ((steps.shape, steps.dtype),)
 
 
-def step_reference(steps: Any, *lengths: Any, tokens: int) -> Any:
+def step_reference(steps: Any, *lengths: Array, tokens: int) -> Any:
     """The NumPy formula: changes `steps`."""
     if lengths:
         steps[:] = lengths[0]

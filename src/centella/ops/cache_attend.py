@@ -24,6 +24,8 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, narrow, u32, widen
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -47,8 +49,8 @@ def fits(dim: int, capacity: int, itemsize: int) -> bool:
 
 
 def _attend(
-    *, dim: int, early: bool, team: Team, q: Any, k: Any, v: Any, starts: Any, y: Any, keys: Any,
-    values: Any,
+    *, dim: int, early: bool, team: Team, q: Argument, k: Argument, v: Argument, starts: Argument,
+    y: Argument, keys: Argument, values: Argument,
 ) -> None:  # fmt: skip
     """A group has a head of a sequence."""
     me, per = lang.local_id(), keys.dtype.per_chunk
@@ -129,7 +131,7 @@ def _sum(
         y.store(place + me * word, out)
 
 
-def _place(name: str, b: Any, head: Any) -> Any:
+def _place(name: str, b: Operand, head: Operand) -> Expr:
     """Where a head of a sequence begins in an operand."""
     return b * lang.parameter(f"{name}0", u32) + head * lang.parameter(f"{name}1", u32)
 
@@ -169,14 +171,14 @@ def rule(specs: tuple[Spec, ...], attrs: CacheAttendAttrs) -> tuple[Out, ...]:
 
 
 def reference(
-    keys: Any, values: Any, q: Any, k: Any, v: Any, starts: Any, scale: float = 1.0
+    keys: Array, values: Array, q: Array, k: Array, v: Array, starts: Array, scale: float = 1.0
 ) -> Any:
     """The NumPy formula: changes `keys` and `values`."""
     write_reference(keys, values, k, v, starts)
     return keys, values, attended(keys, values, q, starts, scale)
 
 
-def attended(keys: Any, values: Any, q: Any, starts: Any, scale: float) -> Any:
+def attended(keys: Array, values: Array, q: Array, starts: Array, scale: float) -> Array:
     """What the queries see of caches that are written."""
     b, h, capacity, d = keys.shape
     y = np.empty((b, 1, h, d), q.dtype)
@@ -220,7 +222,7 @@ def lower(form: Form[CacheAttendAttrs], caps: Caps) -> Lowered:
             Ref(0, flat(keys)), Ref(1, flat(values)))  # fmt: skip
     reads = {"q": 1, "k": 1, "v": 1, "starts": 1}
     params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
-    constants = (("dim", d), ("early", caps.sm >= 90), ("team", team))
+    constants = (("dim", d), ("early", caps.early_launch), ("team", team))
     return Lowered((Call(kernel, refs, tuple(scalars.items()), constants, b * h, face=params),))
 
 
@@ -239,7 +241,13 @@ def flops_of(form: Form[CacheAttendAttrs]) -> int:
     return 4 * math.prod(form.inputs[0].shape)
 
 
+def preferred(form: Form[CacheAttendAttrs], caps: Caps) -> bool:
+    """Where launches cost something."""
+    return not caps.launches_are_free and form.within_binding(caps)
+
+
 CACHE_ATTEND = Op(
     "cache_attend", rule, reference, lower, takes, attrs=CacheAttendAttrs, mutates=(0, 1),
-    host=host, axes=axes_of, flops=flops_of, doc=__doc__ or "",
+    host=host, axes=axes_of, flops=flops_of, preferred=preferred,
+    narrower=True, doc=__doc__ or "",
 )  # fmt: skip

@@ -19,6 +19,8 @@ from centella import lang
 from centella.dtypes import Array, f32, i8, narrow, u32, widen
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out, unit_rows
@@ -40,7 +42,7 @@ def _row_of(team: Team, width: int) -> Row:
     return Row(team, width, lang.parameter("dim", u32), lang.parameter("rows", u32))
 
 
-def _lanes(item: Item, width: int) -> list[Any]:
+def _lanes(item: Item, width: int) -> list[Expr]:
     """The columns of an item; those past the row are its last."""
     last = lang.parameter("dim", u32) - 1
     return [item.column] + [lang.minimum(item.column + e, last) for e in range(1, width)]
@@ -58,7 +60,7 @@ def _keep(
         scales[scale_at] = scale_of(top)
 
 
-def _keep_queries(row: Row, values_of: Any, y: Any, start: Any, chunk: bool) -> None:
+def _keep_queries(row: Row, values_of: Any, y: Argument, start: Operand, chunk: bool) -> None:
     """Store a row in its own dtype."""
     for item in row.items():
         with row.storing(item):
@@ -69,8 +71,9 @@ def _keep_queries(row: Row, values_of: Any, y: Any, start: Any, chunk: bool) -> 
 
 
 def _write(
-    *, chunk: bool, team: Team, keys: Any, values: Any, scales: Any, k: Any, v: Any, starts: Any
-) -> None:
+    *, chunk: bool, team: Team, keys: Argument, values: Argument, scales: Argument, k: Argument,
+    v: Argument, starts: Argument,
+) -> None:  # fmt: skip
     """A team has a row of k, then the same of v."""
     width = k.dtype.per_chunk if chunk else WORD
     row = _row_of(team, width)
@@ -82,7 +85,7 @@ def _write(
         to, inside = place_in(starts, b, head, token, f"{name}c")
         at = offset_of([b, head, token], name)
 
-        def load(item: Item, source: Any = source, at: Any = at) -> list[Any]:
+        def load(item: Item, source: Any = source, at: Any = at) -> list[Expr]:
             if chunk:
                 return source.load(at + item.column)  # type: ignore[no-any-return]  # traced
             return [source[at + lane] for lane in _lanes(item, width)]
@@ -97,8 +100,9 @@ write_kernel: Kernel = Kernel(_write, workgroup=WALKERS, name="cache_write_i8")
 
 
 def _rope(
-    *, team: Team, x: Any, cos: Any, sin: Any, starts: Any, norms: Any = None, y: Any = None,
-    keys: Any = None, values: Any = None, scales: Any = None, **layout: bool,
+    *, team: Team, x: Argument, cos: Argument, sin: Argument, starts: Argument,
+    norms: Argument | None = None, y: Argument | None = None, keys: Argument | None = None,
+    values: Argument | None = None, scales: Argument | None = None, **layout: bool,
 ) -> None:  # fmt: skip
     """A team has a head of a token: of queries where there is y, of a cache where that is."""
     turn = Turn(cos, sin, **layout)
@@ -118,7 +122,7 @@ def _rope(
     source = Head(x, start, width_of(x, turn.chunk), turn.chunk, norms, which)
     at, inside = lang.minimum(position, height - 1), position < height
 
-    def turned(item: Item) -> list[Any]:
+    def turned(item: Item) -> list[Expr]:
         lanes = _lanes(item, width)
         own = source.load(item.column) if turn.chunk else [source[c] for c in lanes]
         rotated = turn.passed(turn.turned(source, none, own, at, lanes), own, lanes, inside)
@@ -190,8 +194,8 @@ def rope_rule(specs: tuple[Spec, ...], attrs: RopeCacheAttrs) -> tuple[Out, ...]
 
 
 def write_reference(
-    keys: Any, values: Any, scales: Any, k: Any, v: Any, starts: Any
-) -> tuple[Any, Any, Any]:
+    keys: Array, values: Array, scales: Array, k: Array, v: Array, starts: Array
+) -> tuple[Array, Array, Array]:
     """The NumPy formula: changes `keys`, `values` and `scales`."""
     (k, k_scales), (v, v_scales) = encode(np.asarray(k)), encode(np.asarray(v))
     cache.write_reference(keys, values, k, v, starts)
@@ -201,8 +205,8 @@ def write_reference(
 
 
 def rope_reference(
-    keys: Any, values: Any, scales: Any, x: Any, cos: Any, sin: Any, starts: Any, *norms: Any,
-    interleaved: bool, eps: float,
+    keys: Array, values: Array, scales: Array, x: Array, cos: Array, sin: Array, starts: Array,
+    *norms: Array, interleaved: bool, eps: float,
 ) -> Any:  # fmt: skip
     """The NumPy formula: changes `keys`, `values` and `scales`."""
     q, k, v = rope_cache.divided(x, keys, cos, sin, starts, norms, interleaved, eps)
@@ -326,6 +330,6 @@ WRITE = Op("cache_write_i8", write_rule, write_reference, write_lower, unit_rows
            doc="rows of k and v into a KV cache in i8")  # fmt: skip
 ROPE = Op(
     "rope_cache_write_i8", rope_rule, rope_reference, rope_lower, unit_rows, attrs=RopeCacheAttrs,
-    mutates=(0, 1, 2), host=rope_host, axes=rope_axes,
+    mutates=(0, 1, 2), host=rope_host, axes=rope_axes, preferred=Form.within_binding,
     doc="q, k and v of a step: rotated, k and v into a KV cache in i8",
 )  # fmt: skip

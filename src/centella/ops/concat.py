@@ -12,6 +12,8 @@ from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, Along, Axes, dims
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -31,7 +33,7 @@ def most(rank: int) -> int:
     return max(2, min(MOST, (PARAMETERS - (2 * rank + 1)) // (rank + 2)))
 
 
-def _concat(*, rank: int, axis: int, y: Any, **inputs: Any) -> None:
+def _concat(*, rank: int, axis: int, y: Argument, **inputs: Any) -> None:
     """A thread a word of the output; each of its elements comes from one operand."""
     width, columns = y.dtype.per_word, lang.parameter("columns", u32)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
@@ -42,7 +44,7 @@ def _concat(*, rank: int, axis: int, y: Any, **inputs: Any) -> None:
         y.store(offset_of(index, "s") + column, out)
 
 
-def _gather(index: list[Any], axis: int, xs: list[Any]) -> Any:
+def _gather(index: list[Operand], axis: int, xs: list[Expr]) -> Any:
     """The element of the joined operands at an index."""
     value: Any = None
     start = lang.const(0, u32)

@@ -16,6 +16,8 @@ from centella import lang
 from centella.dtypes import Array, dtype_of, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import along_rows
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
@@ -28,7 +30,7 @@ from centella.specs import Caps, Spec, make_spec
 THREADS = 256
 
 
-def _part(rows: Any) -> tuple[Any, Any, Any, Any]:
+def _part(rows: Operand) -> tuple[Expr, Expr, Expr, Expr]:
     """Row and part of a group, where the part begins and where it ends."""
     parts, part = lang.parameter("parts", u32), lang.parameter("part", u32)
     row, number = rows // parts, rows % parts
@@ -36,7 +38,7 @@ def _part(rows: Any) -> tuple[Any, Any, Any, Any]:
     return row, number, number * part, end
 
 
-def _totals(*, x: Any, totals: Any) -> None:
+def _totals(*, x: Argument, totals: Argument) -> None:
     """A group adds up one part of a row."""
     row, number, first, end = _part(lang.group_id())
     total = lang.var(lang.const(0, x.dtype))
@@ -47,7 +49,7 @@ def _totals(*, x: Any, totals: Any) -> None:
         totals[row, number] = whole
 
 
-def _cumsum(*, chunk: bool, x: Any, y: Any, totals: Any = None) -> None:
+def _cumsum(*, chunk: bool, x: Argument, y: Argument, totals: Argument | None = None) -> None:
     """A group walks one part of a row, after the sum of the parts before it."""
     row, number, first, end = _part(lang.group_id())
     me, width, zero = lang.local_id(), width_of(y, chunk), lang.const(0, x.dtype)
@@ -101,7 +103,7 @@ def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     return ((x.shape, sum_dtype(x.dtype)),)
 
 
-def reference(x: Any) -> Array:
+def reference(x: Array) -> Array:
     """The NumPy formula, floats in float64."""
     wide = np.float64 if x.dtype.kind == "f" else np.dtype(f"{x.dtype.kind}4")
     sums: Array = np.cumsum(x, -1, dtype=wide)

@@ -15,6 +15,7 @@ import numpy as np
 from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.ops.kernel_params import face
 from centella.ops.layout import broadcast_strides, flat, merge
 from centella.ops.rows import place_of, width_of
@@ -46,8 +47,9 @@ def element_kernel(name: str, compute: Callable[..., Any], moves: bool = False) 
     """
 
     def run(
-        *, rank: int, chunk: bool, modes: Any, scalars: Any, attrs: Any, y: Any, **inputs: Any
-    ) -> None:
+        *, rank: int, chunk: bool, modes: Any, scalars: Any, attrs: Any, y: Argument,
+        **inputs: Argument,
+    ) -> None:  # fmt: skip
         width = width_of(y, chunk)
         with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
             row, column = place_of(width) if rank > 1 else (None, lang.global_id() * width)

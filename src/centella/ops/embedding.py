@@ -9,9 +9,10 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import dtype_of, i32, u32
+from centella.dtypes import Array, dtype_of, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -26,7 +27,7 @@ WORKGROUP = 256
 NAN = float("nan")
 
 
-def _embedding(*, chunk: bool, keep: bool, ids: Any, table: Any, y: Any) -> None:
+def _embedding(*, chunk: bool, keep: bool, ids: Argument, table: Argument, y: Argument) -> None:
     """A thread a chunk (or word) of the output.
 
     `keep`: a row whose id is not in this part of the table stays as it is.
@@ -75,14 +76,14 @@ def rule(specs: tuple[Spec, ...], attrs: EmbeddingAttrs) -> tuple[Out, ...]:
     return (((*ids.shape, table.shape[1]), table.dtype),)
 
 
-def reference(ids: Any, *table: Any, format: str = "", **attrs: Any) -> Any:
+def reference(ids: Array, *table: Array, format: str = "", **attrs: Any) -> Array:
     """The NumPy formula."""
     inside = (ids >= 0) & (ids < len(table[0]))
     chosen = np.where(inside, ids, 0)
     if format:
         planes = (plane[chosen.ravel()] for plane in table)
         decoded = FORMATS[format].decode(*planes)
-        rows: Any = decoded.reshape(*ids.shape, decoded.shape[1])
+        rows: Array = decoded.reshape(*ids.shape, decoded.shape[1])
     else:
         rows = table[0][chosen]
     return rows if inside.all() else np.where(inside[..., None], rows, rows.dtype.type(NAN))

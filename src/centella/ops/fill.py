@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import dtype_of
+from centella.dtypes import Array, dtype_of
 from centella.emit.program import Kernel
 from centella.errors import ShapeError
 from centella.op.axes import broadcasting
@@ -35,7 +33,7 @@ def rule(specs: tuple[Spec, ...], attrs: FillAttrs) -> tuple[Out, ...]:
     return ((attrs.shape, dtype),)
 
 
-def reference(shape: tuple[int, ...], dtype: str, value: Any) -> Any:
+def reference(shape: tuple[int, ...], dtype: str, value: Array) -> Array:
     """The NumPy formula."""
     kind = dtype_of(dtype)
     return np.full(shape, value, np.float32 if kind.is_float else kind.numpy)

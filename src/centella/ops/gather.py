@@ -19,9 +19,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import bool_, i32, u32
+from centella.dtypes import Array, bool_, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
@@ -36,8 +38,9 @@ WORKGROUP = 256
 
 
 def _pick(
-    *, rank: int, chunk: bool, along: bool, keep: bool, x: Any, indices: Any, y: Any, **base: Any
-) -> None:
+    *, rank: int, chunk: bool, along: bool, keep: bool, x: Argument, indices: Argument, y: Argument,
+    **base: Argument,
+) -> None:  # fmt: skip
     """A thread a chunk (or word) of the output.
 
     `along`: the last dimension is one of the indices; else a thread has one index. Where it is
@@ -71,11 +74,11 @@ def _elements(x: Any, name: str, places: list[Any], lanes: list[Any], chunk: boo
     return [x[place + _step(name, lane)] for place, lane in zip(places, lanes, strict=True)]
 
 
-def _step(name: str, lane: Any) -> Any:
+def _step(name: str, lane: Operand) -> Expr:
     return lane * lang.parameter(f"{name}_step", u32)
 
 
-def _row(indices: Any, at: Any) -> tuple[Any, Any]:
+def _row(indices: Any, at: Any) -> tuple[Expr, Expr]:
     """Where the row of an index begins, and whether there is one."""
     given = indices[at]
     index = lang.bitcast(given, u32) - lang.parameter("first", u32)
@@ -84,7 +87,7 @@ def _row(indices: Any, at: Any) -> tuple[Any, Any]:
     return lang.select(inside, index, 0) * lang.parameter("pitch", u32), inside
 
 
-def _last_index(*, indices: Any, found: Any) -> None:
+def _last_index(*, indices: Argument, found: Argument) -> None:
     """A thread a row: the last place of its number among the indices, or -1."""
     row = lang.global_id()
     number = row + lang.parameter("first", u32)
@@ -145,7 +148,7 @@ def scatter_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     return ((x.shape, x.dtype),)
 
 
-def gather_reference(x: Any, indices: Any, axis: int) -> Any:
+def gather_reference(x: Array, indices: Array, axis: int) -> Array:
     """The NumPy formula."""
     indices = np.where(indices < 0, indices + x.shape[axis], indices)
     inside = (indices >= 0) & (indices < x.shape[axis])
@@ -156,7 +159,7 @@ def gather_reference(x: Any, indices: Any, axis: int) -> Any:
     return y
 
 
-def scatter_reference(x: Any, indices: Any, values: Any) -> Any:
+def scatter_reference(x: Array, indices: Array, values: Array) -> Array:
     """The NumPy formula."""
     y, rows = x.copy(), x.shape[0]
     for j, index in enumerate(indices):

@@ -13,8 +13,10 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import DType, dtype_of, to_integers, u32
+from centella.dtypes import Array, DType, dtype_of, to_integers, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
+from centella.lang.values import Expr
 from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -39,7 +41,7 @@ def cast_rule(specs: tuple[Spec, ...], attrs: CastAttrs) -> tuple[Out, ...]:
     return ((specs[0].shape, dtype_of(attrs.dtype)),)
 
 
-def cast_reference(x: Any, dtype: str) -> Any:
+def cast_reference(x: Array, dtype: str) -> Any:
     """The NumPy formula: saturating, NaN to 0."""
     target = dtype_of(dtype)
     if target.kind == "bool":
@@ -70,7 +72,7 @@ def cast_lower(form: Form[CastAttrs], caps: Caps) -> Lowered:
     return Lowered((element_call(cast_kernel, form.inputs, form.outputs[0], attrs=rest),))
 
 
-def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Any, y: Any) -> None:
+def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Argument, y: Argument) -> None:
     """A thread a word of the output.
 
     `parts`: x and y are parts of what is reshaped; elements that are not in x stay as they are.
@@ -96,7 +98,7 @@ def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Any, y: Any) -> Non
         y.store(start + column, values)
 
 
-def _within(index: list[Any]) -> tuple[list[Any], Any]:
+def _within(index: list[Expr]) -> tuple[list[Expr], Expr]:
     """An index counted from where a part begins, and whether the part has it; else its first."""
     moved = [i - lang.parameter(f"f{axis}", u32) for axis, i in enumerate(index)]
     inside = lang.const(0, u32) == 0

@@ -17,9 +17,11 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import dtype_of, f32, u32
+from centella.dtypes import Array, dtype_of, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Operand
 from centella.op.axes import along_rows
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -42,7 +44,7 @@ from centella.specs import Caps, Spec
 
 def _normalise(
     *, kind: str, chunk: bool, team: Team, steps: Any, at: int, modes: Any, rank: int, types: Any,
-    y: Any, **inputs: Any,
+    y: Argument, **inputs: Any,
 ) -> None:  # fmt: skip
     """A team a row: statistics, the variance after the mean, then the result.
 
@@ -97,7 +99,7 @@ def _normalise(
             _store(y, starts[count] + item.column, out, chunk)
 
 
-def _store(y: Any, start: Any, values: Values, chunk: bool) -> None:
+def _store(y: Argument, start: Operand, values: Values, chunk: bool) -> None:
     """Whole chunks or words; past the row's end is pad."""
     part = y.dtype.per_chunk if chunk and len(values) >= y.dtype.per_chunk else y.dtype.per_word
     for first in range(0, len(values), part):
@@ -151,7 +153,7 @@ def formula(o: Any, values: list[Any], attrs: NormAttrs) -> Any:
     return y + named["bias"] if "bias" in named else y
 
 
-def reference(x: Any, *affine: Any, **attrs: Any) -> Any:
+def reference(x: Array, *affine: Array, **attrs: Any) -> Any:
     """The NumPy formula; NumPy adds neighbouring elements pairwise."""
     return formula(NUMPY, [np.ascontiguousarray(x), *affine], NormAttrs(**attrs))
 

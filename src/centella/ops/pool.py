@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from centella import lang
-from centella.dtypes import f32, i32, u32
+from centella.dtypes import Array, f32, i32, u32
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
@@ -21,7 +22,7 @@ from centella.specs import Caps, Spec
 WORKGROUP = 64
 
 
-def _mean_pool(*, chunk: bool, x: Any, lengths: Any, y: Any) -> None:
+def _mean_pool(*, chunk: bool, x: Argument, lengths: Argument, y: Argument) -> None:
     """A thread a chunk (or word) of the output, walking the sequence."""
     columns, seq_len = lang.parameter("columns", u32), lang.parameter("seq_len", u32)
     width = width_of(y, chunk)
@@ -58,7 +59,7 @@ def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     return (((x.shape[0], x.shape[2]), x.dtype),)
 
 
-def reference(x: Any, lengths: Any) -> Any:
+def reference(x: Array, lengths: Array) -> Any:
     """The NumPy formula."""
     count = np.clip(lengths, 0, x.shape[1])
     mask = np.arange(x.shape[1]) < count[:, None]

@@ -18,9 +18,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import DType, dtype_of, f32, u32
+from centella.dtypes import Array, DType, dtype_of, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr
 from centella.op.axes import LETTERS, Axes, Fold, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
@@ -48,7 +50,7 @@ def _neutral(op: str, type_: str) -> float | int:
 
 def _reduce(
     *, op: str, chunk: bool, team: Team, steps: Any, at: int, source: str, modes: Any, rank: int,
-    types: Any, y: Any, partial: Any = None, **inputs: Any,
+    types: Any, y: Argument, partial: Argument | None = None, **inputs: Any,
 ) -> None:  # fmt: skip
     """Each team reduces one part of as many rows as fill a word of the output.
 
@@ -101,7 +103,7 @@ def _reduce(
 
 
 def _reader(
-    inputs: dict[str, Any], modes: Any, starts: list[Any], column: Any = None, width: int = 1
+    inputs: dict[str, Argument], modes: Any, starts: list[Expr], column: Any = None, width: int = 1
 ) -> Callable[[int], Values]:
     """How a chain reads its operands: elements of a row from a column, or one element a row."""
 
@@ -221,7 +223,7 @@ def sum_dtype(dtype: DType) -> DType:
     return dtype if dtype.is_float else dtype_of(dtype.value)
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: Array) -> Any:
     return x.dtype if x.dtype.kind == "f" else np.dtype(f"{x.dtype.kind}4")
 
 
@@ -254,7 +256,7 @@ def dot_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     return (((), sum_dtype(a.dtype)),)
 
 
-def dot_reference(a: Any, b: Any) -> Any:
+def dot_reference(a: Array, b: Array) -> Any:
     """The NumPy formula."""
     wide = _wide(a)
     return (a.astype(wide) * b.astype(wide)).sum(dtype=wide)

@@ -16,9 +16,11 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import f32, i32, u32
+from centella.dtypes import Array, f32, i32, u32
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -47,16 +49,16 @@ class Turn(Struct, frozen=True):
     chunk: bool
     table_chunk: bool
 
-    def read(self, x: Any, start: Any, lanes: list[Any]) -> Any:
+    def read(self, x: Argument, start: Operand, lanes: list[Expr]) -> Any:
         """The thread's columns of the row of x that begins at `place`."""
         return x.load(start + lanes[0]) if self.chunk else [x[start + c] for c in lanes]
 
-    def turned(self, x: Any, start: Any, own: Any, at: Any, lanes: list[Any]) -> list[Any]:
+    def turned(self, x: Any, start: Any, own: Any, at: Any, lanes: list[Expr]) -> list[Expr]:
         """The columns `lanes`, which hold `own`, by row `at` of the tables."""
         turn = self._neighbours if self.interleaved else self._halves
         return turn(x, start, own, at, lanes, lang.parameter("rotary", u32) // 2)
 
-    def passed(self, out: list[Any], own: Any, lanes: list[Any], inside: Any) -> list[Any]:
+    def passed(self, out: list[Expr], own: Any, lanes: list[Expr], inside: Operand) -> list[Expr]:
         """What was turned: NaN unless its position is inside the tables; what passes, as it was."""
         out = [lang.select(inside, v, NAN) for v in out]
         if self.partial:
@@ -64,7 +66,9 @@ class Turn(Struct, frozen=True):
             out = [lang.select(c < rotary, v, o) for c, v, o in zip(lanes, out, own, strict=True)]
         return out
 
-    def _halves(self, x: Any, start: Any, own: Any, at: Any, lanes: Any, half: Any) -> list[Any]:
+    def _halves(
+        self, x: Any, start: Any, own: Any, at: Any, lanes: Any, half: Operand
+    ) -> list[Expr]:
         """Columns j and j + half are a pair; of columns that pass, some pair is computed."""
         low = [c < half for c in lanes]
         other = [lang.select(b, c + half, c - half) for b, c in zip(low, lanes, strict=True)]
@@ -83,8 +87,8 @@ class Turn(Struct, frozen=True):
         ]
 
     def _neighbours(
-        self, x: Any, start: Any, own: Any, at: Any, lanes: Any, half: Any
-    ) -> list[Any]:  # fmt: skip
+        self, x: Any, start: Operand, own: Any, at: Any, lanes: Any, half: Operand
+    ) -> list[Expr]:  # fmt: skip
         """Columns 2 j and 2 j + 1 are a pair."""
         pair = [lang.minimum(c // 2, half - 1) for c in lanes[::2]]
         c, s = (_entries(t, at, pair, False) for t in (self.cos, self.sin))
@@ -92,13 +96,13 @@ class Turn(Struct, frozen=True):
             odd, last = (lanes[0] & 1) == 1, lang.parameter("dim", u32) - 1
             theirs = x[start + lang.minimum(lanes[0] ^ 1, last)]
             return [own[0] * c[0] + lang.select(odd, s[0], -s[0]) * theirs]
-        out: list[Any] = []
+        out: list[Expr] = []
         for j, (a, b) in enumerate(zip(own[::2], own[1::2], strict=True)):
             out += [a * c[j] - b * s[j], b * c[j] + a * s[j]]
         return out
 
 
-def _entries(table: Any, at: Any, pair: list[Any], chunk: bool) -> list[Any]:
+def _entries(table: Argument, at: Any, pair: list[Expr], chunk: bool) -> list[Expr]:
     if not chunk:
         return [table[at, p] for p in pair]
     width = table.dtype.per_chunk
@@ -106,8 +110,9 @@ def _entries(table: Any, at: Any, pair: list[Any], chunk: bool) -> list[Any]:
 
 
 def _rope(
-    *, starts: str, x: Any, cos: Any, sin: Any, y: Any, positions: Any = None, **layout: bool
-) -> None:
+    *, starts: str, x: Argument, cos: Argument, sin: Argument, y: Argument,
+    positions: Argument | None = None, **layout: bool,
+) -> None:  # fmt: skip
     """A thread a chunk (or word) of the output.
 
     Constants: `starts` is "none", "first" (a position a sequence) or "each" (one a token).
@@ -130,7 +135,7 @@ def _rope(
         y.store(offset_of([batch, head, i], "y") + column, out)
 
 
-def _position(starts: str, positions: Any, batch: Any, i: Any) -> Any:
+def _position(starts: str, positions: Any, batch: Operand, i: Operand) -> Any:
     """The position of a token; one below 0 is far above every table."""
     if starts == "none":
         return i
@@ -185,7 +190,7 @@ def check_tables(name: str, cos: Spec, sin: Spec, dim: int, empty: bool = False)
         raise ShapeError(f"{name}: expected tables with rows, got {list(cos.shape)}")
 
 
-def reference(x: Any, cos: Any, sin: Any, *positions: Any, interleaved: bool) -> Any:
+def reference(x: Array, cos: Array, sin: Array, *positions: Array, interleaved: bool) -> Array:
     """The NumPy formula."""
     steps = np.arange(x.shape[2])
     at = steps[None, None] if not positions else np.asarray(positions[0], np.int64)[:, None]

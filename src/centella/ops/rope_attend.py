@@ -53,7 +53,7 @@ def _masks(starts: Any) -> dict[str, Any]:
 
 
 def reference(
-    keys: Any, values: Any, x: Any, cos: Any, sin: Any, starts: Any, *norms: Any,
+    keys: Array, values: Array, x: Array, cos: Array, sin: Array, starts: Any, *norms: Array,
     interleaved: bool, eps: float, scale: float, window: int | None = None,
     softcap: float | None = None,
 ) -> Any:  # fmt: skip
@@ -115,5 +115,6 @@ def axes_of(form: Form[RopeAttendAttrs]) -> Axes:
 ROPE_ATTEND = Op(
     "rope_attend", rule, reference, "centella.ops.attention.rope_choice:lower", unit_rows,
     VARIANTS, attrs=RopeAttendAttrs, mutates=(0, 1), host=host, axes=axes_of,
+    preferred=Form.within_binding,
     doc="q, k and v of a step: rotated, k and v into a KV cache, and attention over it",
 )  # fmt: skip

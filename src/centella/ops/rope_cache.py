@@ -21,6 +21,8 @@ from centella import lang
 from centella.dtypes import Array, f32, narrow, u32, widen
 from centella.emit.program import HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out, unit_rows
@@ -56,7 +58,7 @@ class Head:
         eps = lang.parameter("eps", f32)
         self._factor = 1.0 / lang.sqrt(total / lang.cast(dim, f32) + eps)
 
-    def _read(self, column: Any) -> list[Any]:
+    def _read(self, column: Operand) -> list[Expr]:
         """A thread's elements from a column, as they are stored."""
         if self._chunk:
             return self._x.load(self._place + column)  # type: ignore[no-any-return]  # traced
@@ -66,25 +68,25 @@ class Head:
             for e in range(self._x.dtype.per_word)
         ]
 
-    def load(self, column: Any) -> list[Any]:
+    def load(self, column: Operand) -> list[Expr]:
         """A chunk of it from a column on."""
         values = self._x.load(self._place + column)
         if self._factor is None:
             return values  # type: ignore[no-any-return]  # traced
         return [self._scaled(v, column + e) for e, v in enumerate(values)]
 
-    def __getitem__(self, column: Any) -> Any:
+    def __getitem__(self, column: Operand) -> Any:
         value = self._x[self._place + column]
         return value if self._factor is None else self._scaled(value, column)
 
-    def _scaled(self, value: Any, column: Any) -> Any:
+    def _scaled(self, value: Operand, column: Operand) -> Any:
         inside = lang.minimum(column, lang.parameter("dim", u32) - 1)
         return value * self._factor * self._norms[self._which, inside]
 
 
 def _run(
-    *, x: Any, cos: Any, sin: Any, starts: Any, y: Any, keys: Any, values: Any, norms: Any = None,
-    **layout: bool,
+    *, x: Argument, cos: Argument, sin: Argument, starts: Argument, y: Argument, keys: Argument,
+    values: Argument, norms: Argument | None = None, **layout: bool,
 ) -> None:  # fmt: skip
     """A thread has one chunk (or word) of a head of a token."""
     turn = Turn(cos, sin, **layout)
@@ -163,9 +165,9 @@ def check_step(op: str, specs: tuple[Spec, ...]) -> tuple[Out, Out, Out]:
 
 
 def divided(
-    x: Any, keys: Any, cos: Any, sin: Any, starts: Any, norms: tuple[Any, ...],
+    x: Array, keys: Array, cos: Array, sin: Array, starts: Array, norms: tuple[Array, ...],
     interleaved: bool, eps: float,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """q, k and v as they are stored, for the NumPy formula."""
     blocks = starts.ndim == 2
     kv_heads = keys.shape[0 if blocks else 1]
@@ -180,7 +182,7 @@ def divided(
 
 
 def reference(
-    keys: Any, values: Any, x: Any, cos: Any, sin: Any, starts: Any, *norms: Any,
+    keys: Array, values: Array, x: Array, cos: Array, sin: Array, starts: Array, *norms: Array,
     interleaved: bool, eps: float,
 ) -> Any:  # fmt: skip
     """The NumPy formula: changes `keys` and `values`."""
@@ -240,5 +242,6 @@ def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
 
 ROPE_CACHE = Op(
     "rope_cache_write", rule, reference, lower, unit_rows, attrs=RopeCacheAttrs, mutates=(0, 1),
-    host=host, axes=axes_of, doc="q, k and v of a step: rotated, k and v into a KV cache",
+    host=host, axes=axes_of, preferred=Form.within_binding,
+    doc="q, k and v of a step: rotated, k and v into a KV cache",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from centella import lang
 from centella.dtypes import DType, u32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.lang.kernel_params import Face
+from centella.lang.values import Expr, Operand
 from centella.specs import Caps, Spec
 
 Values = list[Any]
@@ -70,21 +71,21 @@ def strides_of(**specs: Spec) -> dict[str, int]:
     }
 
 
-def place_of(width: int) -> tuple[Any, Any]:
+def place_of(width: int) -> tuple[Expr, Expr]:
     """Row and first column of this thread's item, where a row has `items` of `width` elements."""
     thread, items = lang.global_id(), lang.parameter("items", u32)
     row = thread // items
     return row, (thread - row * items) * width
 
 
-def walk(columns: Any, width: int) -> Iterator[Any]:
+def walk(columns: Operand, width: int) -> Iterator[Expr]:
     """The columns at which this thread's items start."""
     items = (columns + (width - 1)) // width
     for item in lang.range(lang.local_id(), items, lang.workgroup_size()):
         yield item * width
 
 
-def load(x: Any, row: Any, column: Any, columns: Any, width: int, chunk: bool) -> Values:
+def load(x: Any, row: Any, column: Any, columns: Operand, width: int, chunk: bool) -> Values:
     """`width` elements from a column; those past the row's end are some element of it."""
     if chunk:
         return x.load(row, column)  # type: ignore[no-any-return]  # traced values
@@ -225,6 +226,9 @@ class Item(Struct, frozen=True, eq=False):
         return [lang.select(i, v, neutral) for i, v in zip(self.inside, values, strict=True)]
 
 
+Columns = Operand | Callable[[Expr], Operand]  # of a row
+
+
 class Row:
     """The row of this thread's team.
 
@@ -237,16 +241,16 @@ class Row:
         number: of the row; teams past the last row have the last, and store nothing.
     """
 
-    def __init__(self, team: Team, width: int, columns: Any, rows: Any) -> None:
+    def __init__(self, team: Team, width: int, columns: Columns, rows: Operand) -> None:
         self._team, self._width = team, width
-        self._there: Any = None
-        self.number: Any = lang.group_id()
-        self.lane: Any = lang.local_id()
+        self._there: Expr | None = None
+        self.number: Expr = lang.group_id()
+        self.lane: Expr = lang.local_id()
         if team.teams > 1:
             number = self.number * team.teams + self.lane // team.lanes
             self.lane = self.lane % team.lanes
             self._there, self.number = number < rows, lang.minimum(number, rows - 1)
-        self._columns = columns(self.number) if callable(columns) else columns
+        self._columns: Operand = columns(self.number) if callable(columns) else columns
         if team.resident:
             lang.ptx.resident(team.resident)
         self._items = [self._held(index) for index in range(team.held)]
@@ -258,7 +262,7 @@ class Row:
         inside = self._inside(column)
         return Item(lang.select(inside[0], column, 0), inside, index)
 
-    def _inside(self, column: Any) -> tuple[Any, ...]:
+    def _inside(self, column: Operand) -> tuple[Expr, ...]:
         first = column < self._columns
         rest = range(1, self._width)
         return (first, *(column + j < self._columns if self._team.parted else first for j in rest))
@@ -333,7 +337,7 @@ class Row:
         with lang.if_(fold(conditions, operator.and_)):
             yield
 
-    def across(self, value: Any, op: str) -> Any:
+    def across(self, value: Operand, op: str) -> Any:
         """Combine a value of each thread of the team, in a fixed order."""
         team, me, combine = self._team, lang.local_id(), COMBINE[op]
         lanes = team.lanes  # that have a value each

@@ -18,6 +18,8 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, i32, u32
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.ops.rows import Row
 
 MOST = 127
@@ -40,20 +42,20 @@ def largest(row: Row, values_of: Any) -> Any:
     return row.total(lambda item: [lang.abs(v) for v in values_of(item)], 0.0, "max")
 
 
-def scale_of(top: Any) -> Any:
+def scale_of(top: Operand) -> Expr:
     """The scale of a row by its largest magnitude."""
     usable = lang.select(top <= FINITE, top * (1 / MOST), lang.const(float("nan"), f32))
     return lang.select(top < LEAST, 0.0, usable)
 
 
-def numbers_of(values: list[Any], top: Any) -> list[Any]:
+def numbers_of(values: list[Expr], top: Operand) -> list[Expr]:
     """The numbers of a row's elements, by its largest magnitude."""
     usable = (top >= LEAST) & (top <= FINITE)
     whole = lang.select(usable, top, 1.0) * (1 / 128)
     high = lang.bitcast(lang.bitcast(whole, u32) & HIGH, f32)
     low = whole - high
 
-    def number_of(value: Any) -> Any:
+    def number_of(value: Operand) -> Expr:
         """Not every target divides exactly, and of bf16 many quotients end in a half."""
         scaled = value * (MOST / 128)
         near = lang.floor(scaled / whole + 0.5)
@@ -65,7 +67,7 @@ def numbers_of(values: list[Any], top: Any) -> list[Any]:
     return [lang.cast(lang.select(usable, number_of(value), 0.0), i32) for value in values]
 
 
-def store_words(target: Any, start: Any, column: Any, values: list[Any], dim: Any) -> None:
+def store_words(target: Argument, start: Any, column: Any, values: list[Expr], dim: Any) -> None:
     """Store neighbours of a row from a column on in whole words, those that begin within it."""
     per = target.dtype.per_word
     for first in range(0, len(values), per):
@@ -87,6 +89,6 @@ def encode(x: Array) -> tuple[Array, Array]:
     return np.where(usable[..., None], numbers, 0).astype(np.int8), scales.astype(np.float32)
 
 
-def decode(numbers: Any, scales: Any) -> Any:
+def decode(numbers: Any, scales: Array) -> Any:
     """The elements of rows, in the dtype of the scales."""
     return numbers * scales[..., None]

@@ -27,6 +27,8 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, u32
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
@@ -68,7 +70,7 @@ class _Row:
         self.cold = 1.0 / warm
         self.top: Any = None
 
-    def each(self) -> Iterator[tuple[Any, Any]]:
+    def each(self) -> Iterator[tuple[Expr, Expr]]:
         """Column and logit, after its penalties, of what a thread has; the body is traced often."""
         width = 4 if self.chunk else 1
         stride = lang.workgroup_size() * width
@@ -81,12 +83,12 @@ class _Row:
                     with lang.if_(first + e < self.columns):
                         yield first + e, self._penalised(first + e, value)
 
-    def _load(self, first: Any) -> list[Any]:
+    def _load(self, first: Any) -> list[Expr]:
         if self.chunk:
             return self.logits.load(self.row, first)  # type: ignore[no-any-return]  # traced
         return [self.logits[self.row, first]]
 
-    def _penalised(self, i: Any, logit: Any) -> Any:
+    def _penalised(self, i: Any, logit: Operand) -> Expr:
         value = lang.var(logit)
         with lang.if_(self.penalised):
             count = lang.bitcast(self.counts[self.slot, i], u32)
@@ -96,11 +98,11 @@ class _Row:
             value.set(less - lang.select(times > 0.0, self.presence, 0.0))
         return value.get()
 
-    def below(self, logit: Any) -> Any:
+    def below(self, logit: Operand) -> Expr:
         """How far a logit is below the largest, in temperatures."""
         return lang.select(logit == self.top, 0.0, (self.top - logit) * self.cold)
 
-    def steps(self, below: Any) -> Any:
+    def steps(self, below: Operand) -> Expr:
         """A distance as a whole number."""
         return lang.cast(lang.minimum(below * SCALE, float(MOST)), u32)
 
@@ -155,7 +157,7 @@ def _limit(row: _Row, limit: Any, share: Any, bins: list[Any], chosen: Any) -> A
     return lang.minimum(prefix.get(), limit)
 
 
-def _before(bins: list[Any], end: Any) -> list[Any]:
+def _before(bins: list[Expr], end: Operand) -> list[Expr]:
     """The sum of each histogram before a bin."""
     sums = lang.vars(u32, len(bins), init=0)
     for j in lang.range(lang.const(0, u32), end):
@@ -164,13 +166,13 @@ def _before(bins: list[Any], end: Any) -> list[Any]:
     return [v.get() for v in sums]
 
 
-def _number(words: list[Any]) -> Any:
+def _number(words: list[Expr]) -> Expr:
     """A sum as f32."""
     low, *high = (lang.cast(w, f32) for w in words)
     return high[0] * float(PART) + low if high else low
 
 
-def traced_noise(i: Any, step: Any, seed: Any) -> Any:
+def traced_noise(i: Any, step: Any, seed: Any) -> Expr:
     """log(-log(1 - u)) of a hash u between 0 and 1."""
     x, y, z = (v * 1664525 + 1013904223 for v in (i, step, seed))
     x = x + y * z
@@ -184,8 +186,8 @@ def traced_noise(i: Any, step: Any, seed: Any) -> Any:
 
 
 def _sample(
-    *, chunk: bool, logits: Any, settings: Any, seeds: Any, counts: Any, steps: Any, y: Any,
-    slots: Any = None,
+    *, chunk: bool, logits: Argument, settings: Argument, seeds: Argument, counts: Argument,
+    steps: Argument, y: Argument, slots: Argument | None = None,
 ) -> None:  # fmt: skip
     """A group has a sequence: the largest logit, thresholds where there are some, the choice."""
     row = _Row(logits, settings, counts, slots, chunk)

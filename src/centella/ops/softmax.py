@@ -16,9 +16,11 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import Array, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import along_rows
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -52,7 +54,7 @@ LN2_UPPER, LN2_REST = 0.693145751953125, 1.42860677e-06  # few bits of ln 2, and
 HUGE: float = 2.0**20
 
 
-def _softmax(*, log: bool, chunk: bool, native: bool, team: Team, x: Any, y: Any) -> None:
+def _softmax(*, log: bool, chunk: bool, native: bool, team: Team, x: Argument, y: Argument) -> None:
     """A team a row: maximum, sum, result; a row that is walked is read twice."""
     width = width_of(y, chunk)
     columns = lang.parameter("columns", u32)
@@ -84,7 +86,7 @@ def _softmax(*, log: bool, chunk: bool, native: bool, team: Team, x: Any, y: Any
             y.store(row.number, item.column, out)  # past the row's end is pad
 
 
-def _stored(row: Row, x: Any) -> tuple[Callable[[Item], Values], Any]:
+def _stored(row: Row, x: Argument) -> tuple[Callable[[Item], Values], Operand]:
     """The values of a row's items, from shared memory, and the row's maximum."""
     loaded = row.kept(lambda item: x.load_bits(row.number, item.column))
     words = row.stored(loaded)
@@ -116,14 +118,14 @@ def _walked(
 
 
 def _each(
-    values: Callable[[Item], Values], m: Any, power_of_e: Callable[[Any], Any]
+    values: Callable[[Item], Values], m: Operand, power_of_e: Callable[[Any], Any]
 ) -> Callable[[Item], Values]:
     """e^(x - m) of the values of an item."""
     return lambda item: [power_of_e(v - m) for v in values(item)]
 
 
 def _powers(
-    values: Callable[[Item], Values], m: Any, itemsize: int, native: bool, log: bool
+    values: Callable[[Item], Values], m: Operand, itemsize: int, native: bool, log: bool
 ) -> Callable[[Item], Values]:
     """e^(x - m) of the values of an item, as exact as the results are stored."""
     if not native or itemsize == 4 or log:
@@ -142,7 +144,7 @@ def _power_of(itemsize: int, native: bool) -> Callable[[Any], Any]:
     return _power if native else lang.exp
 
 
-def _power(x: Any) -> Any:
+def _power(x: Operand) -> Expr:
     """e^x for x <= 0, within 2 ulp of `exp2_native`; 0 below -87.7.
 
     As in `lang.exp`, whole powers of 2 are taken off, so that it does not matter how `fma` rounds.
@@ -187,7 +189,7 @@ def formula(o: Any, values: list[Any], attrs: SoftmaxAttrs) -> Any:
     return shifted - o.log(s) if attrs.log else e / s
 
 
-def reference(x: Any, log: bool = False) -> Any:
+def reference(x: Array, log: bool = False) -> Array:
     """The NumPy formula; NumPy adds neighbouring elements pairwise."""
     return formula(NUMPY, [np.ascontiguousarray(x)], SoftmaxAttrs(log)) if x.shape[-1] else x
 

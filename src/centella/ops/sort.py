@@ -11,6 +11,7 @@ is its own, and how many of the other block come before it, which a binary searc
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from centella import lang
 from centella.dtypes import Array, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -41,14 +44,14 @@ class SortAttrs(Struct, frozen=True):
     descending: bool = False
 
 
-def _blocks(*, size: int, descending: bool, x: Any, **out: Any) -> None:
+def _blocks(*, size: int, descending: bool, x: Argument, **out: Argument) -> None:
     """A group sorts `size` elements: spans of rows, each a power of two."""
     columns, rows = lang.parameter("columns", u32), lang.parameter("rows", u32)
     span, stages, parts = (lang.parameter(n, u32) for n in ("span", "stages", "parts"))
     keys, places = lang.shared(u32, size), lang.shared(u32, size)
     whole = "y" in out
 
-    def slots() -> Any:
+    def slots() -> Iterator[tuple[Expr, ...]]:
         """Place in the block, row, column, and whether there is such an element."""
         for slot in lang.range(lang.local_id(), lang.const(size, u32), lang.workgroup_size()):
             number = lang.group_id() * (size // span) + slot // span
@@ -76,7 +79,9 @@ def _blocks(*, size: int, descending: bool, x: Any, **out: Any) -> None:
                 out["places"][row, column] = places[slot]
 
 
-def _exchange(keys: Any, places: Any, run: Any, shift: Any, span: Any, size: int) -> None:
+def _exchange(
+    keys: Any, places: Any, run: Operand, shift: Operand, span: Operand, size: int
+) -> None:
     """One step of the network: pairs 2^shift apart, rising or falling by runs of `run`."""
     apart = lang.const(1, u32) << shift
     for pair in lang.range(lang.local_id(), lang.const(size // 2, u32), lang.workgroup_size()):
@@ -89,7 +94,7 @@ def _exchange(keys: Any, places: Any, run: Any, shift: Any, span: Any, size: int
             keys[low], keys[high], places[low], places[high] = b, a, j, i
 
 
-def _merge(*, keys: Any, places: Any, **out: Any) -> None:
+def _merge(*, keys: Argument, places: Argument, **out: Argument) -> None:
     """A thread an element: its place among those of its run of `run` elements and of the next."""
     columns, run = lang.parameter("columns", u32), lang.parameter("run", u32)
     thread = lang.global_id()
@@ -130,7 +135,7 @@ def rule(specs: tuple[Spec, ...], attrs: SortAttrs) -> tuple[Out, ...]:
     return ((x.shape, i32),)
 
 
-def reference(x: Any, descending: bool = False) -> Array:
+def reference(x: Array, descending: bool = False) -> Array:
     """The NumPy formula."""
     if descending:
         x = -x if x.dtype.kind == "f" else ~x

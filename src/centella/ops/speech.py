@@ -24,26 +24,35 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from msgspec import Struct
-
 from centella import lang
-from centella.dtypes import Array, f32, i32, u32
-from centella.emit.program import Call, HostProgram, Kernel, Ref
+from centella.dtypes import f32, i32, u32
+from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.rows import THREADS, WALKERS, Item, Row, Team, Values, chunked, load, team_of
-from centella.ops.sample import noise, traced_noise
+from centella.ops.sample import traced_noise
+from centella.ops.speech_host import (
+    BEFORE,
+    ENDED,
+    LAST,
+    LEAST,
+    NEVER,
+    NOTES,
+    SEED,
+    STEPS,
+    WAS,
+    SpeechAttrs,
+    host,
+    reference,
+)
 from centella.specs import Caps, Spec, make_spec
 
-NEVER = -3.0e38  # the logit of a token that may not come
-LEAST = -3.4e38  # below it: the largest of no tokens
 INFINITE = 0x7F800000  # the bits of the f32
-NOTES = ("ended", "steps", "last time", "last was a time", "the one before was", "seed")
-ENDED, STEPS, LAST, WAS, BEFORE, SEED = range(len(NOTES))
 PART = 2048  # tokens of a group
 NONE = 0xFFFFFFFF
 
@@ -71,7 +80,7 @@ class Rules:
         self._time_from = lang.select(opened, last, last + 1)
         self._time_to = lang.select(self._first, self._latest, lang.select(closed, 0, NONE))
 
-    def is_time(self, token: Any) -> Any:
+    def is_time(self, token: Operand) -> Any:
         """Whether a token is a time."""
         return token >= self.zero
 
@@ -87,8 +96,8 @@ class Rules:
 
 
 def _survey(
-    *, chunk: bool, team: Team, timed: bool, random: bool, logits: Any, levels: Any, notes: Any,
-    figures: Any, places: Any, sums: Any = None,
+    *, chunk: bool, team: Team, timed: bool, random: bool, logits: Argument, levels: Argument,
+    notes: Argument, figures: Argument, places: Argument, sums: Any = None,
 ) -> None:  # fmt: skip
     """A team has a part of a row: figures of its text, and of its times where they may come."""
     columns, part, parts, rows = (
@@ -143,7 +152,7 @@ def _survey(
 def _figures(
     row: Row, logits: Callable[[Item], Values], scores: Callable[[Item], Values],
     own: Callable[[Item, Values, Any], Values], token: Callable[[Item, int], Any],
-) -> list[Any]:  # fmt: skip
+) -> list[Expr]:  # fmt: skip
     """Of a part's tokens of a kind: sum of weights, largest logit, largest score, the token.
 
     Where scores are the logits the largest is there once.
@@ -165,8 +174,8 @@ def _figures(
 
 
 def _take(
-    *, team: Team, timed: bool, random: bool, figures: Any, places: Any, notes: Any, sums: Any,
-    token: Any, y: Any, logits: Any = None, levels: Any = None,
+    *, team: Team, timed: bool, random: bool, figures: Argument, places: Argument, notes: Argument,
+    sums: Argument, token: Argument, y: Argument, logits: Any = None, levels: Any = None,
 ) -> None:  # fmt: skip
     """A team has a row: text or times, the token, and what is noted of it.
 
@@ -198,7 +207,7 @@ def _take(
 
 def _put_together(
     row: Row, figure: Callable[[Item, int], Any], place: Callable[[Item], Any], last: int
-) -> list[Any]:
+) -> list[Expr]:
     """As `_figures`, of a whole row; `last` is the figure of the largest score."""
     tops = [
         row.total(lambda item, j=j: [figure(item, j)], LEAST, "max") for j in range(1, last + 1)
@@ -213,7 +222,7 @@ def _put_together(
     return [row.total(weight, 0.0, "add"), tops[0], tops[-1], row.total(hit, NONE, "min")]
 
 
-def times_are_likelier(text: Any, time: Any, weight: Any) -> Any:
+def times_are_likelier(text: Operand, time: Operand, weight: Operand) -> Expr:
     """Whether times together are likelier than each text token.
 
     Args:
@@ -223,7 +232,7 @@ def times_are_likelier(text: Any, time: Any, weight: Any) -> Any:
     return weight * lang.exp(time - most) > lang.exp(text - most)
 
 
-def _chosen(found: list[Any]) -> tuple[Any, Any, Any]:
+def _chosen(found: list[Any]) -> tuple[Expr, Expr, Expr]:
     """The token, of text or of times; of what is allowed the largest logit, and the weights.
 
     `NONE` is the token where no allowed logit can be the largest.
@@ -244,7 +253,7 @@ def _chosen(found: list[Any]) -> tuple[Any, Any, Any]:
 
 
 def _note(
-    place: Any, gained: Any, row: Any, notes: Any, sums: Any, token: Any, y: Any
+    place: Operand, gained: Operand, row: Any, notes: Any, sums: Any, token: Any, y: Any
 ) -> None:  # fmt: skip
     """One thread writes what is known of the row now."""
     end, zero = lang.parameter("end", u32), lang.parameter("zero", u32)
@@ -267,28 +276,6 @@ survey_kernel: Kernel = Kernel(_survey, workgroup=WALKERS, name="speech_survey")
 take_kernel: Kernel = Kernel(_take, workgroup=THREADS, name="speech_token")
 
 
-class SpeechAttrs(Struct, frozen=True):
-    """Special tokens, whether times come, whether tokens are drawn.
-
-    Attributes:
-        end: of a text; zero: the token of the time 0; no_timestamps: never comes with times.
-        latest: the largest token of a text's first time.
-    """
-
-    end: int
-    zero: int
-    no_timestamps: int
-    latest: int
-    timed: bool
-    random: bool
-
-    @property
-    def tokens(self) -> tuple[tuple[str, int], ...]:
-        """The tokens as launches are told them."""
-        names = ("end", "zero", "no_timestamps", "latest")
-        return tuple((name, getattr(self, name)) for name in names)
-
-
 def rule(specs: tuple[Spec, ...], attrs: SpeechAttrs) -> tuple[Out, ...]:
     """Notes [b, 6], sums f32 [b, 2], token [b, 1], logits f32 [b, v], levels [v]; i32 but for f32.
 
@@ -308,74 +295,6 @@ def rule(specs: tuple[Spec, ...], attrs: SpeechAttrs) -> tuple[Out, ...]:
                 f"speech_token: expected {name} of {dtype.name}, got {spec.dtype.name}"
             )
     return (*wanted[:3], ((b,), i32))
-
-
-# -- the NumPy formula ----------------------------------------------------------------------------
-
-
-def allowed(levels: Array, notes: Array, attrs: SpeechAttrs) -> Array:
-    """bool [vocab]: the tokens that may come in a row."""
-    _, steps, last, was, before, _ = notes.tolist()
-    may: Array = (levels == 0) | ((levels == 1) & (steps != 0))
-    if not attrs.timed:
-        return may
-    zero, opened = attrs.zero, bool(was and not before)
-    text, times = may[:zero].copy(), may[zero:].copy()
-    text[: zero if not steps else attrs.end if opened else 0] = False
-    text[attrs.no_timestamps :][:1] = False
-    times[: max(last + (not opened) - zero, 0)] = False
-    if not steps:
-        times[max(attrs.latest + 1 - zero, 0) :] = False
-    elif was and before:
-        times[:] = False
-    return np.concatenate([text, times])
-
-
-def choose(scores: Array, steps: int, seed: int, heat: float, attrs: SpeechAttrs) -> Any:
-    """Token, and its log-probability, of a row whose forbidden tokens are at `NEVER`."""
-    top = scores.max()
-    if not scores.dtype.type(NEVER) < top < np.inf:
-        return -1, np.nan
-    keys = scores
-    if attrs.random:
-        keys = scores * (1 / np.float32(heat)) - noise(len(scores), steps, seed)
-        keys = np.maximum(keys, np.float32(LEAST))
-    weights = np.exp(scores - top)
-    of_times, of_text = weights[attrs.zero :].sum(), weights[: attrs.zero].max(initial=0.0)
-    first = attrs.zero if attrs.timed and of_times > of_text else 0
-    scores = scores[first:]
-    at = int(keys[first:].argmax())
-    return first + at, scores[at] - scores.max() - np.log(np.exp(scores - scores.max()).sum())
-
-
-def reference(notes: Any, sums: Any, token: Any, logits: Any, levels: Any, **named: Any) -> Any:
-    """The NumPy formula: changes `notes`, `sums` and `token`."""
-    attrs = SpeechAttrs(**named)
-    y = np.empty(len(logits), np.int32)
-    for row, values in enumerate(logits):
-        ended, steps, _, was, _, seed = notes[row].tolist()
-        with np.errstate(all="ignore"):
-            scores = np.where(allowed(levels, notes[row], attrs), values, values.dtype.type(NEVER))
-            chosen, gained = choose(scores, steps, seed, float(sums[row, 1]), attrs)
-        if ended:
-            chosen, gained = attrs.end, 0.0
-        is_time = chosen >= attrs.zero
-        sums[row, 0] += gained
-        notes[row, BEFORE] = 1 if not steps else was
-        notes[row, LAST] = chosen if is_time else notes[row, LAST]
-        notes[row, WAS], notes[row, STEPS] = is_time, steps + 1
-        notes[row, ENDED] = bool(ended) or chosen == attrs.end
-        token[row], y[row] = chosen, chosen
-    return notes, sums, token, y
-
-
-def host(form: Form[SpeechAttrs]) -> HostProgram:
-    """On the CPU."""
-
-    def call(arrays: list[Array], outs: list[Array]) -> None:
-        outs[3][...] = reference(*arrays, **form.named)[3]
-
-    return HostProgram("numpy:speech_token", "speech_token", call)
 
 
 # -- how it is launched ---------------------------------------------------------------------------

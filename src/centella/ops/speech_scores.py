@@ -16,30 +16,24 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
 from centella.ops.kernel_params import face
 from centella.ops.rows import chunked, load, place_of, rows_call, width_of
-from centella.ops.speech import (
-    LEAST,
-    NEVER,
-    NOTES,
-    Rules,
-    SpeechAttrs,
-    allowed,
-    surveyed,
-    takes,
-    times_are_likelier,
-)
+from centella.ops.speech import Rules, surveyed, takes, times_are_likelier
+from centella.ops.speech_host import LEAST, NEVER, NOTES, SpeechAttrs, allowed
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
 
 
 def _mask(
-    *, chunk: bool, timed: bool, scores: Any, levels: Any, notes: Any, y: Any, figures: Any = None
-) -> None:
+    *, chunk: bool, timed: bool, scores: Argument, levels: Argument, notes: Argument, y: Argument,
+    figures: Argument | None = None,
+) -> None:  # fmt: skip
     """A thread has one chunk (or word) of a row."""
     columns, width = lang.parameter("columns", u32), width_of(y, chunk)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
@@ -57,7 +51,7 @@ def _mask(
         y.store(row, column, out)
 
 
-def _likelier(figures: Any, row: Any) -> Any:
+def _likelier(figures: Any, row: Operand) -> Expr:
     """Whether the times of a row together are likelier than its likeliest text."""
     parts = lang.parameter("parts", u32)
     text, time, total = lang.var(LEAST), lang.var(LEAST), lang.var(0.0)
@@ -91,7 +85,7 @@ def rule(specs: tuple[Spec, ...], attrs: SpeechAttrs) -> tuple[Out, ...]:
     return (((b, v), f32),)
 
 
-def reference(scores: Any, levels: Any, notes: Any, **named: Any) -> Any:
+def reference(scores: Array, levels: Array, notes: Array, **named: Any) -> Array:
     """The NumPy formula."""
     attrs = SpeechAttrs(**named)
     y: Array = np.empty_like(scores)

@@ -17,6 +17,7 @@ from centella import lang
 from centella.dtypes import dtype_of
 from centella.emit.program import Kernel
 from centella.lang.kernel_params import Face, TensorParam
+from centella.lang.memory import Argument
 from centella.op.op import get
 from centella.ops.elements import (
     Number,
@@ -250,7 +251,7 @@ def _mode(spec: Spec, steps: Shape, width: int, columns: int) -> str:
 # -- how much a kernel holds ----------------------------------------------------------------------
 
 
-def _one(*, step: Step, y: Any, **inputs: Any) -> None:
+def _one(*, step: Step, y: Argument, **inputs: Argument) -> None:
     index = lang.global_id()
     numbers = traced_numbers(
         tuple((f"0.{n}", number_type(inputs[f"x{len(inputs) - 1}"].dtype)) for n in step.numbers)

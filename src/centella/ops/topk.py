@@ -22,6 +22,8 @@ from centella import lang
 from centella.dtypes import Array, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, Op, Out
@@ -82,7 +84,7 @@ class _Part:
     """
 
     def __init__(
-        self, x: Any, row: Any, first: Any, last: Any, part: Any, width: int, together: int
+        self, x: Any, row: Any, first: Operand, last: Operand, part: Any, width: int, together: int
     ) -> None:
         self.x, self.row, self.first, self.last, self.width = x, row, first, last, width
         self.together = together
@@ -94,7 +96,7 @@ class _Part:
         column = self.first + item * self.width
         return load(self.x, self.row, column, self.last, self.width, self.width > 1)
 
-    def best(self, whole: bool) -> tuple[Any, Any]:
+    def best(self, whole: bool) -> tuple[Expr, Expr]:
         """The largest key of this thread's elements, and the first item that has it.
 
         Args:
@@ -112,7 +114,7 @@ class _Part:
                 at.set(lang.select(better, item, at.get()))
         return best.get(), at.get()
 
-    def _inside(self, item: Any, values: Values) -> Values:
+    def _inside(self, item: Operand, values: Values) -> Values:
         """Values, of which those past the end are replaced by the first."""
         column = self.first + item * self.width
         rest = enumerate(values[1:], 1)
@@ -120,7 +122,7 @@ class _Part:
             lang.select(column + j < self.last, value, values[0]) for j, value in rest
         ]
 
-    def reaching(self, bound: Any, last: Any) -> Iterator[tuple[Any, Any]]:
+    def reaching(self, bound: Operand, last: Operand) -> Iterator[tuple[Expr, Expr]]:
         """Key and column of elements of a larger key, or of this one up to item `last`."""
         for item in lang.range(lang.local_id(), self.items, lang.workgroup_size()):
             for j, value in enumerate(self.values(item)):
@@ -131,8 +133,8 @@ class _Part:
 
 
 def _topk(
-    *, listed: int, width: int, together: int, whole: bool, x: Any = None, keys: Any = None,
-    places: Any = None, **out: Any,
+    *, listed: int, width: int, together: int, whole: bool, x: Argument | None = None,
+    keys: Argument | None = None, places: Argument | None = None, **out: Argument,
 ) -> None:  # fmt: skip
     """Of x, or of the keys that the launch before has stored, whose places are columns of x."""
     columns, k, part, parts = (lang.parameter(n, u32) for n in ("columns", "k", "part", "parts"))
@@ -165,7 +167,9 @@ def _topk(
             out[name][row, number * k + rank] = lang.const(0, u32)
 
 
-def _list(part: _Part, best: tuple[Any, Any], k: Any, candidates: tuple[Any, Any]) -> Any:
+def _list(
+    part: _Part, best: tuple[Operand, Operand], k: Operand, candidates: tuple[Any, Any]
+) -> Expr:
     """List the elements that reach the k-th best of the threads' items; returns how many."""
     me, threads = lang.local_id(), lang.workgroup_size()
     tops, items = (lang.shared(u32, threads) for _ in range(2))
@@ -190,13 +194,13 @@ def _list(part: _Part, best: tuple[Any, Any], k: Any, candidates: tuple[Any, Any
     return count[0]
 
 
-def _precedes(key: Any, at: Any, own_key: Any, own_at: Any) -> Any:
+def _precedes(key: Operand, at: Operand, own_key: Operand, own_at: Operand) -> Expr:
     """1 where a key is larger than this thread's, or equal and at a lower index; else 0."""
     first = (key > own_key) | ((key == own_key) & (at < own_at))
     return lang.select(first, lang.const(1, u32), lang.const(0, u32))
 
 
-def _store(x: Any, row: Any, k: Any, picks: Any, values: Any, indices: Any) -> None:
+def _store(x: Any, row: Any, k: Operand, picks: Any, values: Argument, indices: Any) -> None:
     """The elements of x at the columns that were picked, and these."""
     for rank in walk(k, 1):
         indices[row, rank] = lang.bitcast(picks[rank], i32)
@@ -226,7 +230,7 @@ def rule(specs: tuple[Spec, ...], attrs: TopkAttrs) -> tuple[Out, ...]:
     return (shape, x.dtype), (shape, i32)
 
 
-def reference(x: Any, k: int) -> tuple[Array, Array]:
+def reference(x: Array, k: int) -> tuple[Array, Array]:
     """The NumPy formula."""
     n = x.shape[-1]
     if n <= SORTED:

@@ -25,7 +25,8 @@ from centella.op.form import Form
 from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import Fused, fuse
-from centella.plan.graph import Plan, PlanNode, Source, owners_of
+from centella.plan.graph import PlanNode, Source, owners_of
+from centella.plan.plan import Plan
 from centella.record.recording import Node
 from centella.record.values import Origin, Value
 from centella.specs import Caps

@@ -22,13 +22,11 @@ from centella.specs import Caps, Spec
 def narrowed(launch: Launch, caps: Caps) -> Launch:
     """A launch of a user's kernel with a window of each operand; any other as it is.
 
-    CUDA has no windows: a kernel there sees all memory.
-
     Raises:
         LimitError: an operand's window is larger than a binding.
     """
     program = launch.program
-    if isinstance(program, HostProgram) or program.trusted or caps.target == "ptx":
+    if isinstance(program, HostProgram) or program.trusted or caps.binds_by_pointer:
         return launch
     return _bound_by(launch, [_window(*view, caps) for view in launch.views], caps)
 

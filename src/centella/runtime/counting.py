@@ -5,7 +5,7 @@ from __future__ import annotations
 from centella.backends.base import Backend, Submission, Ticket
 from centella.ledger.call_sites import line_of
 from centella.ledger.counts import count, noted, noted_work
-from centella.ledger.timeline import Launch, Work
+from centella.ledger.timeline import TimedLaunch, Work
 from centella.runtime.prepare import Executable
 
 
@@ -51,7 +51,9 @@ def note_work(
     if plan is None or not work.launches:
         return
     launches = tuple(
-        Launch(each.program.name, plan.label(each.node), line_of(executable.call_sites[each.node]))
+        TimedLaunch(
+            each.program.name, plan.label(each.node), line_of(executable.call_sites[each.node])
+        )
         for each in work.launches
     )
     clock = backend.clock

@@ -11,11 +11,9 @@ from weakref import ref
 
 from centella.backends.base import Array, Backend
 from centella.backends.opening import (
-    AFTER_FORK,
     GPUS,
     byte_count,
     choose,
-    forked,
     kind_of,
     names_of,
     open_backend,
@@ -25,10 +23,11 @@ from centella.errors import DeviceError
 from centella.host.interrupts import guard, uninterrupted
 from centella.host.log import logger
 from centella.ledger.counts import Ledger, on_flush
-from centella.plan.graph import Plan
+from centella.plan.plan import Plan
 from centella.record.recording import innermost
 from centella.record.values import READY, Value
 from centella.runtime.executor import Executor
+from centella.runtime.forks import watch_forks
 from centella.runtime.memory import Memory, Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.process_end import watch_end
@@ -363,50 +362,17 @@ def default_device() -> Device:
     return known
 
 
-# -- the process: its end, and forks. A child lacks the threads that might hold a lock, so whoever
-# forks holds them all
-
-_locked: list[Device] = []
 _watched = False
 
 
 def _watch_process() -> None:
-    """Register what the end of the process and a fork need: with the first device, once.
-
-    Hooks run before a fork in the reverse order of their registration. The executor's own holds a
-    lock that work under a device's needs, so it has to be registered first.
-    """
+    """Register what the end of the process and a fork need: with the first device, once."""
     global _watched
-    if _watched:
-        return
-    _watched = True
-    watch_end(lambda: [device.executor for device in devices()])
-    if not hasattr(os, "register_at_fork"):
-        return
-    try:
-        import concurrent.futures.thread  # noqa: F401
-    except RuntimeError:  # the process ends, and has no executors any more
-        return
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=lambda: _after_fork(child=False),
-        after_in_child=lambda: _after_fork(child=True),
-    )
+    if not _watched:
+        _watched = True
+        watch_end(_executors)
+        watch_forks(_executors, _opened_lock)
 
 
-def _before_fork() -> None:
-    _opened_lock.acquire()
-    for opened in devices():
-        opened.lock.acquire()
-        _locked.append(opened)
-        opened.backend.before_fork()
-
-
-def _after_fork(*, child: bool) -> None:
-    for opened in _locked:
-        if not opened.backend.after_fork(child=child):
-            forked.add(opened.name.partition(":")[0])
-            opened.executor.lose("the process was forked", AFTER_FORK)
-        opened.lock.release()
-    _locked.clear()
-    _opened_lock.release()
+def _executors() -> list[Executor]:
+    return [opened.executor for opened in devices()]

@@ -22,7 +22,7 @@ from centella.errors import (
 from centella.host.interrupts import guard, uninterrupted
 from centella.host.log import logger
 from centella.ledger.counts import began, count, noted, permit, timelines
-from centella.plan.graph import EMPTY, Plan
+from centella.plan.plan import EMPTY, Plan
 from centella.record.recording import Recorded, Recording, innermost
 from centella.record.values import PENDING, Value
 from centella.runtime import prepare
@@ -292,6 +292,7 @@ class Executor:
                 function is being captured.
             TransferForbidden: inside `forbid("transfer")`, before anything is run.
         """
+        guard()
         inside = innermost(self.device)
         if inside is not None and inside.host_updates is not None:
             raise ContractError(

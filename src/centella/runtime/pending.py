@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from centella.backends.base import Ticket
+from centella.host.event_loop import in_thread
 from centella.host.interrupts import uninterrupted
 from centella.ledger.counts import began, count, noted
 
@@ -69,6 +70,4 @@ class Pending(Generic[T]):
     async def _waited(self) -> T:
         if self.done():
             return self.result()
-        import asyncio
-
-        return await asyncio.to_thread(self.result)
+        return await in_thread(self.result)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from centella.host.interrupts import checkpoint, uninterrupted
+from centella.host.workers import new_future
 from centella.ledger.counts import began, count, noted, permit
 
 if TYPE_CHECKING:
@@ -55,11 +56,9 @@ class PipelineCache:
             CompileError: what the compile raised, in every thread that waited; nothing is kept.
             TransferForbidden: it is new, inside `forbid("compile")`.
         """
-        from concurrent.futures import Future
-
         checkpoint()  # each new program takes a while
         entry = (device, key)
-        mine: Future[CachedPipeline] = Future()
+        mine: Future[CachedPipeline] = new_future()
         with self._lock:
             known = self._entries.get(entry)
             if known is None:

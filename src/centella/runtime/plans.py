@@ -15,7 +15,7 @@ from centella.emit.program import HostProgram, Program
 from centella.errors import CentellaError
 from centella.ledger.counts import began, count, noted
 from centella.plan import build as plan
-from centella.plan.graph import Plan
+from centella.plan.plan import Plan
 from centella.record.recording import Recorded
 from centella.record.values import Value
 from centella.runtime.bind_window import narrowed

@@ -15,7 +15,7 @@ from centella.backends.base import Array, Buffer, Launch, Read, Submission
 from centella.errors import CentellaError
 from centella.ledger.call_sites import Site, blame
 from centella.ledger.counts import permit
-from centella.plan.graph import Plan
+from centella.plan.plan import Plan
 from centella.record.recording import Recorded, Upload
 from centella.record.values import DISCARDED, Origin, Value
 from centella.runtime.bind_window import bound

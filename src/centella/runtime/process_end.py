@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+from centella.host.interrupts import interruptible, uninterrupted
 from centella.runtime.executor import Executor
 
 PATIENCE = 10.0  # seconds, of all devices together
@@ -23,6 +24,7 @@ def watch_end(executors: Callable[[], Iterable[Executor]]) -> None:
     atexit.register(_end, executors)
 
 
+@uninterrupted
 def _end(executors: Callable[[], Iterable[Executor]]) -> None:
     end = time.monotonic() + PATIENCE
     busy = list(executors())
@@ -35,6 +37,7 @@ def _end(executors: Callable[[], Iterable[Executor]]) -> None:
             _leave_as_it_is(busy)
 
 
+@interruptible
 def _finished(executor: Executor, end: float) -> bool:
     """Whether a device has finished; other threads that use it from now on end there."""
     if not executor.lock.acquire(timeout=max(0.0, end - time.monotonic())):

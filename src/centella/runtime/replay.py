@@ -20,7 +20,7 @@ from centella.errors import ContractError
 from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import Site
 from centella.ledger.counts import began, permit
-from centella.plan.graph import Plan
+from centella.plan.plan import Plan
 from centella.record.history import Replayed
 from centella.record.recording import Recorded, Recording
 from centella.record.values import FAILED, PENDING, Cell, Origin, Runs, Value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,52 +67,61 @@ class Storage:
         return value
 
     @uninterrupted
-    def fill(self, spec: Spec, read: Callable[[int, Array], None], site: Site) -> Value:
-        """Host data that is read part after part as a value, written now: counts as one upload.
+    def fill(self, specs: Sequence[Spec], read: Callable[..., None], site: Site) -> list[Value]:
+        """Host data that is read part after part as values, written now: each is one upload.
 
         Args:
-            read: `read(first, out)` writes the elements from `first` on, along axis 0, into `out`;
+            specs: of the values, which have one number of rows, their axis 0.
+            read: `read(first, *outs)` writes the rows of each value from `first` on into its `out`;
                 on the CPU, into the value itself: no upload. Other threads may use the device
                 meanwhile.
         """
-        value = Value(spec, self._device, "upload", site=site)
-        executor, nbytes = self._executor, spec.storage_bytes
-        pitch = spec.strides[0] * spec.dtype.itemsize
-        step = max(PART // pitch, 1) * pitch
+        values = [Value(spec, self._device, "upload", site=site) for spec in specs]
+        executor, rows = self._executor, specs[0].shape[0]
+        pitches = [spec.strides[0] * spec.dtype.itemsize for spec in specs]
+        step = max(PART // sum(pitches), 1)
 
-        def part(start: int, out: Array) -> None:
-            first = start // pitch
-            rows = min(step // pitch, spec.shape[0] - first)
-            if nbytes != spec.nbytes:
-                out[...] = 0xFF if self._pool.mode == "poison" else 0
-            read(first, strided(out, Spec((rows, *spec.shape[1:]), spec.dtype, spec.strides)))
+        def part(first: int, outs: Sequence[Array]) -> None:
+            views = []
+            for out, spec in zip(outs, specs, strict=True):
+                if spec.storage_bytes != spec.nbytes:
+                    out[...] = 0xFF if self._pool.mode == "poison" else 0
+                shape = min(step, rows - first), *spec.shape[1:]
+                views.append(strided(out, Spec(shape, spec.dtype, spec.strides)))
+            read(first, *views)
 
         if executor.backend.caps.target == "numpy":
-            raw = np.empty(nbytes, np.uint8)
-            for start in range(0, nbytes, step):
-                part(start, raw[start : start + step])
+            wholes = [np.empty(spec.storage_bytes, np.uint8) for spec in specs]
+            for first in range(0, rows, step):
+                part(first, [raw[first * p : (first + step) * p]
+                             for raw, p in zip(wholes, pitches, strict=True)])  # fmt: skip
             with executor.lock, executor.border:
                 executor.check_lost()
-                value.ready(self._pool.adopt(raw))
-            return value
+                for value, raw in zip(values, wholes, strict=True):
+                    value.ready(self._pool.adopt(raw))
+            return values
         with executor.lock, executor.border:
             executor.check_lost()
-            buffer = self._pool.allocate(nbytes)
-        begin, start = began(), 0
-        parts = executor.backend.write_parts(buffer, nbytes, step)
+            buffers = [self._pool.allocate(spec.storage_bytes) for spec in specs]
+        begin, first = began(), 0
+        sizes = [spec.storage_bytes for spec in specs]
+        each = zip(buffers, sizes, pitches, strict=True)
+        parts = [executor.backend.write_parts(b, size, step * pitch) for b, size, pitch in each]
 
-        def next_part() -> Array | None:
+        def next_part() -> list[Array]:
             with executor.lock, executor.border:
                 executor.check_lost()
-                return next(parts, None)
+                outs = (next(one, None) for one in parts)  # of which none has more than another
+                return [out for out in outs if out is not None]
 
-        while (out := next_part()) is not None:
-            part(start, out)  # without the lock: a file may be slow
-            start += step
-        noted("upload", begin, executor.name, bytes=nbytes)
-        count(uploads=1, upload_bytes=nbytes)
-        value.ready(buffer)
-        return value
+        while outs := next_part():
+            part(first, outs)  # without the lock: a file may be slow
+            first += step
+        noted("upload", begin, executor.name, bytes=sum(sizes))
+        count(uploads=len(specs), upload_bytes=sum(sizes))
+        for value, buffer in zip(values, buffers, strict=True):
+            value.ready(buffer)
+        return values
 
     @uninterrupted
     def reserve(self, spec: Spec) -> Value:

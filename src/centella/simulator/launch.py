@@ -32,7 +32,7 @@ class Region(Struct, frozen=True):
     race_check: Known | None
 
 
-class Launch:
+class SimulatedLaunch:
     """What all groups of a launch have in common."""
 
     def __init__(

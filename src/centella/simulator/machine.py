@@ -17,7 +17,7 @@ from centella.errors import SimulationError
 from centella.host.interrupts import GRACE, checkpoint
 from centella.lang.arithmetic import TYPED, Array
 from centella.lang.ir import FROM_90, HOPPER, OPENS, SUBGROUP
-from centella.simulator.launch import LEAVES, Launch, Region
+from centella.simulator.launch import LEAVES, Region, SimulatedLaunch
 from centella.simulator.race_check import Ids, Mask, RaceCheck
 
 COLLECTIVE = frozenset({"barrier", "grid_barrier", "workgroup_uniform", "ldmatrix", "mma"}) | (
@@ -46,9 +46,11 @@ class Capability(Struct, frozen=True):
 class Machine:
     """Groups of a launch that run together: registers, masks, control flow and memory."""
 
-    def __init__(self, launch: Launch, first: int, count: int, race_check: type[RaceCheck]) -> None:
+    def __init__(
+        self, launch: SimulatedLaunch, first: int, count: int, race_check: type[RaceCheck]
+    ) -> None:
         ir = launch.ir
-        self.launch: Launch = launch
+        self.launch: SimulatedLaunch = launch
         self.ir = ir
         self.check: bool = launch.check
         self.first: int = first

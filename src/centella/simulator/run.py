@@ -21,7 +21,7 @@ from centella.simulator.clusters import Member
 from centella.simulator.copies import Copies, CopiesInFlight
 from centella.simulator.fragments import FRAGMENTS
 from centella.simulator.group_ops import GROUP_OPS
-from centella.simulator.launch import Launch, Order, Words, regions_of
+from centella.simulator.launch import Order, SimulatedLaunch, Words, regions_of
 from centella.simulator.machine import DONE, Capability, Machine
 from centella.simulator.memory import MEMORY
 from centella.simulator.products import Products
@@ -93,7 +93,7 @@ def simulate(
         together = min(groups, -(-some // ir.cluster) * ir.cluster)
     regions = regions_of(ir, buffers, initialised, check)
     with np.errstate(all="ignore"):
-        launch = Launch(
+        launch = SimulatedLaunch(
             ir, regions, words, groups, resident=together, check=check, order=order,
             subgroup=subgroup, fused=fused,
         )  # fmt: skip
@@ -115,7 +115,7 @@ def _groups_at_once(ir: KernelIR) -> int:
     return max(1, min(THREADS_AT_ONCE, REGISTERS_AT_ONCE // registers) // ir.workgroup)
 
 
-def _run_groups(launch: Launch, first: int, count: int) -> None:
+def _run_groups(launch: SimulatedLaunch, first: int, count: int) -> None:
     """Run `count` groups from `first` on, as many as run together.
 
     Raises:
@@ -131,7 +131,7 @@ def _run_groups(launch: Launch, first: int, count: int) -> None:
         live = waiting
 
 
-def _machines(launch: Launch, first: int, count: int) -> list[Machine]:
+def _machines(launch: SimulatedLaunch, first: int, count: int) -> list[Machine]:
     """The machines of these groups, with the capabilities that the kernel needs."""
     if not launch.group_by_group:
         kind = CopiesInFlight if "cp_async" in launch.ops else RaceCheck

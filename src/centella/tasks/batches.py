@@ -1,4 +1,4 @@
-"""What tasks over texts share: the folder's tokenizer, batches by length, a few in flight."""
+"""What tasks over texts share: batches by length, a few in flight."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from centella.host.log import logger
 from centella.host.workers import pool
 from centella.runtime.pending import Pending
 from centella.tasks.tokens import Tokens
-from centella.weights.folder import TOKENIZER
-from centella.weights.model_files import kind
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -222,22 +220,8 @@ def run_batches(
             finish()
 
 
-def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | Path:
-    """The tokenizer of a folder; the path of the file, if the folder has none.
-
-    Raises:
-        WeightsError: a file that is malformed.
-        MissingExtraError: there is one, and its library is not installed.
-    """
-    from centella.tasks.text import Tokenizer
-
-    file = folder / TOKENIZER
-    absent = kind(file) == "nothing at that path"
-    return file if absent else Tokenizer.from_folder(folder, vocab_size)
-
-
 def expect_tokenizer(tokenizer: Tokenizer | Path, instead: str = "") -> Tokenizer:
-    """What `read_tokenizer` gave, where a tokenizer is needed.
+    """What `text.read_tokenizer` gave, where a tokenizer is needed.
 
     Args:
         instead: what may be given in place of text, behind the message.
@@ -273,13 +257,12 @@ def told(total: int, show: Progress) -> Iterator[Callable[[int, int], None]]:
         yield show
         return
     try:
-        from rich.console import Console
-        from rich.progress import Progress
+        from rich import console, progress
     except ImportError:
         yield partial(logger("embed").info, "encoded %d of %d texts")
         return
     # What rich draws with in a notebook.
     drawn = None if importlib.util.find_spec("ipywidgets") else False
-    with Progress(console=Console(stderr=True, force_jupyter=drawn)) as bar:
+    with progress.Progress(console=console.Console(stderr=True, force_jupyter=drawn)) as bar:
         task = bar.add_task("encode", total=total)
         yield lambda done, total: bar.update(task, completed=done)

@@ -17,7 +17,7 @@ import numpy as np
 from centella.dtypes import i32
 from centella.errors import ContractError
 from centella.op.op import get
-from centella.ops.speech import LAST, NEVER, NOTES
+from centella.ops.speech_host import LAST, NEVER, NOTES
 from centella.runtime.pending import Pending
 from centella.tasks.rules import NoRepeat, noted
 from centella.tasks.speech_session import SpeechSession

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.errors import DTypeError, ShapeError
 from centella.nn.tree import Tree
 from centella.runtime.pending import Pending
 from centella.tasks.batches import (
@@ -19,17 +19,14 @@ from centella.tasks.batches import (
     by_length,
     expect_tokenizer,
     listed,
-    read_tokenizer,
     run_batches,
 )
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
-from centella.tensors.hints import embedder_getattr
+from centella.tensors.hints import Hinted
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
-from centella.weights.folder import max_length
-from centella.weights.model_files import read_json
 
 if TYPE_CHECKING:
     from centella.models.bert_head import LabelModel
@@ -57,7 +54,7 @@ class ClassifierConfig(Struct, frozen=True):
     lower_case: bool = False
 
 
-class _Runner:
+class _Runner(Hinted):
     """Encoded texts to logits, in batches, captured for each size of batch."""
 
     def __init__(
@@ -75,11 +72,6 @@ class _Runner:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's logits: `classifier(ids, lengths)`."""
         return self.model(*args, **kwargs)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return embedder_getattr(self, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.labels)} labels, {self.model.device!r})"
@@ -365,69 +357,6 @@ class TokenClassifier(_Runner):
             spans.append(Span(bare, score, start, end, text[start:end]))
             last = i
         return spans
-
-
-def read_classifier(folder: Path, vocab_size: int) -> Callable[[LabelModel], Any]:
-    """Read what a classifier has beside its model, which the function returned takes.
-
-    Raises:
-        WeightsError: a file that is malformed.
-        MissingExtraError: the library of tokenizers is not installed.
-    """
-    tokenizer = read_tokenizer(folder, vocab_size)
-    longest = max_length(folder)
-    stated = _stated_activation(folder)
-    lower = read_json(folder / "sentence_bert_config.json").get("do_lower_case", False)
-
-    def classifier(model: LabelModel) -> Classifier | TokenClassifier:
-        c = model.config
-        several = c.problem == "multi_label_classification" or len(c.labels) == 1
-        spread = "sigmoid" if several else "softmax"
-        config = ClassifierConfig(
-            min(longest, c.positions), stated or ("sigmoid" if len(c.labels) == 1 else "identity"),
-            "identity" if c.problem == "regression" else spread, bool(lower),
-        )  # fmt: skip
-        return (TokenClassifier if c.of_tokens else Classifier)(model, tokenizer, config)
-
-    return classifier
-
-
-def read_ranker(folder: Path, vocab_size: int) -> Callable[[LlamaRanker], Classifier]:
-    """As `read_classifier`, of a decoder that ranks."""
-    from centella.tasks.text import Tokenizer
-
-    tokenizer, longest = Tokenizer.from_folder(folder, vocab_size), max_length(folder)
-    return lambda model: ranker_of(tokenizer, model, longest)
-
-
-def ranker_of(tokenizer: Tokenizer, model: LlamaRanker, longest: int | None = None) -> Classifier:
-    """A decoder that ranks, for prompts of so many tokens; None: as many as it has positions.
-
-    Raises:
-        WeightsError: a tokenizer that has not both answers as tokens.
-    """
-    from centella.tasks.rank_prompt import RankPrompt
-
-    prompt, most = RankPrompt(tokenizer), model.config.positions
-    model.answers = prompt.answers
-    config = ClassifierConfig(min(longest or most, most), "sigmoid", "sigmoid")
-    return Classifier(model, tokenizer, config, prompt)
-
-
-def _stated_activation(folder: Path) -> str:
-    """Of a cross-encoder's scores, as its folder says; "" where it does not.
-
-    Source: `CrossEncoder` of sentence-transformers.
-    """
-    file = folder / "config.json"
-    values = read_json(file)
-    own = values.get("sentence_transformers")
-    name = own.get("activation_fn") if isinstance(own, dict) else None
-    name = name or values.get("sbert_ce_default_activation_function")
-    kind = str(name or "").rpartition(".")[2].lower()
-    if kind not in ("", *ACTIVATIONS):
-        raise WeightsError(f"{file}: activation_fn: expected {', '.join(ACTIVATIONS)}, got {kind}")
-    return kind
 
 
 def _lower(texts: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ operations costs a batch nothing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from centella.dtypes import Array
-from centella.errors import ShapeError
+from centella.errors import ContractError, DTypeError, ShapeError
+from centella.host.event_loop import in_thread
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
 from centella.runtime.pending import Pending
@@ -40,7 +42,7 @@ from centella.tasks.replicas import Outputs, Replicas
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import flag, one_of, refuse_names, whole
-from centella.tensors.hints import embedder_getattr
+from centella.tensors.hints import Hinted
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Embedder", "EmbedderConfig", "Forward"]
 
 
-class Embedder:
+class Embedder(Hinted):
     """A model that turns texts into vectors; `ct.load` returns it. Threads may share one.
 
     Attributes:
@@ -84,11 +86,6 @@ class Embedder:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's token states: `embedder(ids, lengths)`."""
         return self.model(*args, **kwargs)
-
-    if not TYPE_CHECKING:  # which is to say itself what an Embedder has not
-
-        def __getattr__(self, name: str) -> Any:
-            return embedder_getattr(self, name)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -179,6 +176,30 @@ class Embedder:
             tell_of_cut(found)
             self._told_of_cut = True
         return found.dense[0] if isinstance(texts, str) else found.dense
+
+    async def encode_async(
+        self, texts: str | Iterable[str], *, progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Array:  # fmt: skip
+        """`encode` in a thread of asyncio's; raises the same errors.
+
+        Cancelling the task ends it after the batches that run. Several tasks may share the model;
+        `centella.serving.Batcher` gathers their texts into batches.
+
+        Args:
+            texts, options: as for `encode`, by name; progress: a function, called in that thread.
+        """
+        ending = threading.Event()
+
+        def told(done: int, total: int) -> None:
+            if ending.is_set():
+                raise ContractError("encode_async: the task was cancelled")
+            if progress is not None:
+                progress(done, total)
+
+        if progress is not None and not callable(progress):
+            raise DTypeError(f"encode_async: expected a function for progress, got {progress!r}")
+        return await in_thread(partial(self.encode, texts, progress=told, **options), ending)
 
     @property
     def outputs(self) -> tuple[str, ...]:

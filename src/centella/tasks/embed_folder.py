@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from centella.tasks.batches import read_tokenizer
 from centella.tasks.embed import Embedder
 from centella.tasks.pooling import Dense, EmbedderConfig
-from centella.tasks.token_outputs import load_head, read_heads
+from centella.tasks.text import read_tokenizer
+from centella.tasks.token_outputs import FILES, load_head
 from centella.weights.model_files import is_file
+from centella.weights.safetensors import StoredTensor, read_file
+from centella.weights.torch_zip import read_torch
 
 
 def read_embedder(
@@ -48,3 +50,19 @@ def read_embedder(
 def read_decoder_embedder(folder: Path, vocab_size: int) -> Callable[[Any], Embedder]:
     """As `read_embedder`; without modules.json a text is its last token's state."""
     return read_embedder(folder, vocab_size, "lasttoken")
+
+
+def read_heads(folder: Path) -> dict[str, Mapping[str, StoredTensor]]:
+    """The tensors of the products that a folder has for outputs of tokens, by output.
+
+    Raises:
+        WeightsError: a file that is malformed.
+    """
+    readers = {".safetensors": read_file, ".pt": read_torch}
+    found: dict[str, Mapping[str, StoredTensor]] = {}
+    for output, name in FILES.items():
+        files = [(folder / f"{name}{end}", read) for end, read in readers.items()]
+        opened = next((read(file) for file, read in files if is_file(file)), None)
+        if opened is not None:
+            found[output] = opened
+    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
 
 from centella.errors import DeviceError, DTypeError, ShapeError
+from centella.host.event_loop import in_thread
 from centella.tasks import speculation
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.logprobs import logprobs_of, tokens_of
@@ -19,7 +20,7 @@ from centella.tasks.prompts import Asked, Prompts
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import Array, Ids
 from centella.tasks.sessions import Sessions
-from centella.tasks.stream import Stream, in_thread
+from centella.tasks.stream import Stream
 from centella.tensors.arguments import whole
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
@@ -98,22 +99,16 @@ class Generator:
 
     @overload
     def generate(
-        self, prompts: str, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: Literal[1] = 1, logprobs: int | None = None,
-        draft: DraftBy = None, cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
-    ) -> Generation: ...  # fmt: skip
+        self, prompts: str, *, n: Literal[1] = 1, **options: Unpack[Options]
+    ) -> Generation: ...
     @overload
     def generate(
-        self, prompts: Several, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
-        ignore_eos: bool = False, n: int = 1, logprobs: int | None = None, draft: DraftBy = None,
-        cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
-    ) -> list[Generation]: ...  # fmt: skip
+        self, prompts: Several, *, n: int = 1, **options: Unpack[Options]
+    ) -> list[Generation]: ...
     @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
-        stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        logprobs: int | None = None, draft: DraftBy = None, cache: CacheBy = None,
-        **sampling: Unpack[SamplingArgs],
+        self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, n: int = 1,
+        **options: Unpack[Options],
     ) -> Any: ...  # fmt: skip
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from centella.errors import ContractError, DeviceLostError
-from centella.host.interrupts import uninterrupted
+from centella.host.interrupts import guard, uninterrupted
 from centella.nn.block_table import Blocks, BlockTable
 from centella.runtime.pending import Pending
 from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
@@ -120,6 +120,7 @@ class Jobs:
         Returns:
             Whether there is more to do.
         """
+        guard()
         for job in self.all():
             if job.answer.ended:  # it was cancelled
                 self._retire(job)

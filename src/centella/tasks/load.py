@@ -1,16 +1,12 @@
-"""From a model folder to its task object."""
+"""From a model folder or file to its task object."""
 
 from __future__ import annotations
 
-import importlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
 from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DeviceError, DTypeError, WeightsError
@@ -20,106 +16,51 @@ from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device, every_device
 from centella.runtime.device import device as open_device
-from centella.tasks.classify import Classifier, TokenClassifier, read_classifier, read_ranker
+from centella.tasks.classify import Classifier, TokenClassifier
 from centella.tasks.embed import Embedder
-from centella.tasks.embed_folder import read_decoder_embedder, read_embedder
+from centella.tasks.families import (
+    EMBEDDING_DECODER,
+    HEADS,
+    RANKING_DECODER,
+    TASKS,
+    ModelFiles,
+    family_of,
+    way_to,
+)
 from centella.tasks.generate import Generator
-from centella.tasks.generator_files import read_generator, read_gguf
-from centella.tensors.arguments import one_of
+from centella.tensors.arguments import flag, one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_folder, read_config
-from centella.weights.gguf import GGUF, open_gguf
-from centella.weights.model_files import is_file, show
+from centella.weights.model_files import is_file, read_json, show
 
 if TYPE_CHECKING:
-    from centella.models.config import ModelConfig
     from centella.tasks.transcribe import Transcriber
 
-    Task = Embedder | Generator | Classifier | TokenClassifier | Transcriber
-
-
-class Family(Struct, frozen=True):
-    """An architecture and what it is used for; its module loads with the first model of it.
-
-    Attributes:
-        module: the name of its module; config, model: of the classes there.
-        read_task: reads from a folder what the task has beside its model, for so many tokens;
-            returns the function that takes the model.
-        task: what it is for, one of `TASKS`.
-        wide_vectors: whether norms and biases are f32, whatever the dtype of the activations.
-        quantizes: whether weights may be quantised as they are loaded.
-    """
-
-    module: str
-    config: str
-    model: str
-    read_task: Callable[[Path, int], Callable[[Any], Task]]
-    wide_vectors: bool = False
-    task: str = "embed"
-    quantizes: bool = False
-
-    def classes(self) -> tuple[type[ModelConfig], Any]:
-        """The class of its config, and that of its model."""
-        module = importlib.import_module(self.module)
-        return getattr(module, self.config), getattr(module, self.model)
-
-
-def read_transcriber(folder: Path, vocab_size: int) -> Callable[[Any], Transcriber]:
-    """Read what a Transcriber has beside its model; its modules load with the first one."""
-    from centella.tasks import transcribe
-
-    return transcribe.read_transcriber(folder, vocab_size)
-
-
 Devices = Literal["all"] | Sequence[str | Device]
-TASKS = ("embed", "generate", "classify", "tag", "transcribe")
-COMMANDS = {"embed": "embed", "generate": "generate", "classify": "rank",
-            "transcribe": "transcribe"}  # fmt: skip
-# By the `model_type` of config.json.
-FAMILIES = {
-    **dict.fromkeys(
-        "albert bert camembert distilbert electra gte modernbert mpnet new nomic_bert roberta "
-        "xlm-roberta".split(),
-        Family("centella.models.bert", "BertConfig", "BertModel", read_embedder),
-    ),
-    **dict.fromkeys(
-        "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
-        Family(
-            "centella.models.llama", "LlamaConfig", "LlamaModel", read_generator, True, "generate",
-            True,
-        ),
-    ),
-    "whisper": Family(
-        "centella.models.whisper", "WhisperConfig", "WhisperModel", read_transcriber, True,
-        "transcribe", True,
-    ),
-}  # fmt: skip
-# Of a decoder in a folder of sentence-transformers, or one that is asked for to embed.
-EMBEDDING_DECODER = Family(
-    "centella.models.llama_encoder", "LlamaEncoderConfig", "LlamaEncoder", read_decoder_embedder,
-    True, quantizes=True,
-)  # fmt: skip
-# Of a decoder that is asked for to classify.
-RANKING_DECODER = Family(
-    "centella.models.llama_ranker", "LlamaRankerConfig", "LlamaRanker", read_ranker, True,
-    "classify", True,
-)  # fmt: skip
-# Of an encoder with a head, by the end of its `architectures`.
-HEADS = {
-    f"For{kind}Classification": Family(
-        "centella.models.bert_head", "LabelConfig", "LabelModel", read_classifier, task=task
-    )
-    for kind, task in (("Sequence", "classify"), ("Token", "tag"))
-}
+# What ends the names of matrices that GGUF files have in f32 whatever the others are in; no vector
+# is asked either.
+WIDE = (".mlp.gate.weight", ".position_embeddings.weight", ".token_type_embeddings.weight")
+
+
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of `load`, as it documents them."""
+
+    warm: bool
+    quantize: str | None
+    progress: Callable[[int, int], None] | None
+
+
+class EmbedderOptions(LoadOptions, total=False):
+    """Those of a model that embeds."""
+
+    devices: Devices | None
 
 
 @overload
 def load(  # noqa: D418
     path: Literal["minilm"], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: None = None, quantize: None = None,
-    progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    task: None = None, **options: Unpack[EmbedderOptions],
 ) -> Embedder:  # fmt: skip
     """The `Embedder` of MiniLM."""
 
@@ -127,9 +68,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["embed"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    task: Literal["embed"], **options: Unpack[EmbedderOptions],
 ) -> Embedder:  # fmt: skip
     """A model that embeds."""
 
@@ -137,8 +76,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["generate"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["generate"], **options: Unpack[LoadOptions],
 ) -> Generator:  # fmt: skip
     """A model that generates."""
 
@@ -146,8 +84,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["classify"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["classify"], **options: Unpack[LoadOptions],
 ) -> Classifier:  # fmt: skip
     """A model that gives texts labels, or ranks them."""
 
@@ -155,8 +92,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["tag"], quantize: None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["tag"], **options: Unpack[LoadOptions],
 ) -> TokenClassifier:  # fmt: skip
     """A model that gives tokens labels."""
 
@@ -164,8 +100,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: Literal["transcribe"], quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    task: Literal["transcribe"], **options: Unpack[LoadOptions],
 ) -> Transcriber:  # fmt: skip
     """A model that transcribes."""
 
@@ -173,9 +108,7 @@ def load(  # noqa: D418
 @overload
 def load(  # noqa: D418
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
-    warm: bool = False, task: str | None = None, quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    task: str | None = None, **options: Unpack[EmbedderOptions],
 ) -> Any:  # fmt: skip
     """A model of any task."""
 
@@ -184,7 +117,7 @@ def load(
     path: str | PathLike[str], device: str | Device | None = None, dtype: Any = "auto", *,
     warm: bool = False, task: str | None = None, quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-    devices: Devices | None = None,
+    devices: Devices | None = None, **other: Never,
 ) -> Any:  # fmt: skip
     """Load a model from a folder, a repository of huggingface.co or a GGUF file.
 
@@ -229,10 +162,17 @@ def load(
             supported; rows to quantise are not a multiple of 32. The error names file, tensor,
             expected, got.
         MissingExtraError: a package that reading the folder needs is not installed.
-        DTypeError: an unknown dtype; `devices` is not a list. ShapeError: another `quantize`.
+        DTypeError: an unknown dtype; `devices`, `warm` or `progress` of another type.
+        ShapeError: another `quantize`.
         OutOfMemoryError, LimitError: the weights do not fit on the device. Raised before any weight
             is sent; states the bytes needed and free, and which `quantize` would fit.
     """
+    refuse_names("load", other)
+    flag("load", "warm", warm)
+    if progress is not None and not callable(progress):
+        raise DTypeError(
+            f"load: expected None or a function of two numbers for progress, got {progress!r:.80}"
+        )
     if devices is not None:
         return _on_several(devices, device, progress, path=path, dtype=dtype, warm=warm, task=task,
                            quantize=quantize)  # fmt: skip
@@ -247,7 +187,7 @@ def load(
         raise WeightsError(
             f"{files.config_file}: model_type: expected one to {task} with, got "
             f"{show(files.values['model_type'])}, which is to {family.task} with: "
-            f"{_way(family.task)}"
+            f"{way_to(family.task)}"
         )
     if quantize is not None and not family.quantizes:
         raise WeightsError(
@@ -313,94 +253,33 @@ def _on_several(
     return loaded[0]
 
 
-def _way(task: str) -> str:
-    """How to use a model of another task."""
-    command = COMMANDS.get(task)
-    return f'ct.load(.., task="{task}")' + (f", or centella {command}" if command else "")
-
-
-class _Files(Struct, frozen=True):
-    """A model on disk, its config read and its family known.
-
-    Attributes:
-        origin: the folder or file; config_file: where its config is, for errors.
-        values: of its config.
-        tensors: opens the weights, by the names of a safetensors folder.
-        read_task: reads what its task has beside the model.
-    """
-
-    origin: str
-    config_file: str
-    values: dict[str, Any]
-    family: Family
-    tensors: Callable[[Any], Mapping[str, Any]]
-    read_task: Callable[[int], Callable[[Any], Task]]
-
-
-def _open_folder(folder: Path, task: str | None) -> _Files:
+def _open_folder(folder: Path, task: str | None) -> ModelFiles:
     values, file = read_config(folder), str(folder / "config.json")
-    family = _family(file, values)
+    family = family_of(file, values)
     listed = values.get("architectures")
     name = str(listed[0]) if isinstance(listed, list) and listed else ""
-    pooled = is_file(folder / "modules.json")
+    saved = read_json(folder / "config_sentence_transformers.json")
+    pooled = is_file(folder / "modules.json") and saved.get("model_type") != "CrossEncoder"
     if family.task == "generate" and (task == "embed" or (task is None and pooled)):
         family = EMBEDDING_DECODER
     elif family.task == "generate" and task == "classify":
         family = RANKING_DECODER
     elif family.task == "embed" and not pooled and task != "embed":
         family = next((row for end, row in HEADS.items() if name.endswith(end)), family)
-    return _Files(
+    return ModelFiles(
         str(folder), file, values, family, lambda config: open_checkpoint(folder),
         lambda vocab_size: family.read_task(folder, vocab_size),
     )  # fmt: skip
 
 
+def _open_gguf(path: Path, task: str | None) -> ModelFiles:
+    from centella.tasks.gguf_files import open_files
+
+    return open_files(path, task)
+
+
 def _is_gguf(path: Any) -> bool:
     return isinstance(path, (str, PathLike)) and Path(path).suffix.lower() == ".gguf"
-
-
-def _open_gguf(path: Path, task: str | None) -> _Files:
-    from centella.models import bert_gguf, llama_gguf
-
-    file, origin = open_gguf(path), str(path)
-    if file.values.get("general.architecture") == bert_gguf.ARCHITECTURE:
-        return _Files(
-            origin, origin, bert_gguf.config_values(file), FAMILIES["bert"],
-            lambda config: bert_gguf.tensors_of(file), lambda _: _embedder_of(file, "mean"),
-        )  # fmt: skip
-    values = llama_gguf.config_values(file)
-    family, read = _gguf_decoder(file, _family(origin, values), task)
-    return _Files(
-        origin, origin, values, family,
-        lambda config: llama_gguf.tensors_of(file, config.head_dim), lambda _: read(),
-    )  # fmt: skip
-
-
-def _gguf_decoder(
-    file: GGUF, family: Family, task: str | None
-) -> tuple[Family, Callable[[], Callable[[Any], Task]]]:
-    """What a decoder is used for, and what reads that task: as asked, else as its pooling says."""
-    from centella.tasks.embed_gguf import pooling_of, read_gguf_ranker
-
-    if task == "classify":
-        return RANKING_DECODER, lambda: read_gguf_ranker(file)
-    if task == "embed" or (task is None and pooling_of(file)):
-        return EMBEDDING_DECODER, lambda: _embedder_of(file, "lasttoken")
-    return family, lambda: read_gguf(file)
-
-
-def _embedder_of(file: GGUF, usual: str) -> Callable[[Any], Embedder]:
-    from centella.tasks.embed_gguf import read_gguf_embedder
-
-    return read_gguf_embedder(file, usual)
-
-
-def _family(file: str, values: dict[str, Any]) -> Family:
-    """The row of a config's `model_type`."""
-    name = values.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise WeightsError(f"{file}: model_type: expected {', '.join(FAMILIES)}, got {show(name)}")
-    return FAMILIES[name]
 
 
 @uninterrupted
@@ -430,13 +309,14 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
             )  # fmt: skip
         return kind, kind
     quantised = any(getattr(tensor, "format", "") for tensor in tensors.values())
-    held: Counter[DType] = Counter()
-    for tensor in tensors.values():
-        of_norm = quantised and len(tensor.shape) < 2  # GGUF files have those in f32
-        if tensor.dtype is not None and tensor.dtype.is_float and not of_norm:
-            held[tensor.dtype] += tensor.nbytes
-    stored = next(iter(held)) if len(held) == 1 else f32  # of a mix, the one that holds all
-    if device.caps.target == "ptx":
+    of_matrices = {
+        tensor.dtype
+        for name, tensor in tensors.items()
+        if tensor.dtype is not None and tensor.dtype.is_float
+        and len(tensor.shape) > 1 and not name.endswith(WIDE)
+    }  # fmt: skip
+    stored = of_matrices.pop() if len(of_matrices) == 1 else f32  # of a mix, which holds all
+    if device.caps.narrow_activations:
         return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
     return (f32 if device.caps.target == "numpy" else stored), f32

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella.dtypes import f32
-from centella.errors import ShapeError, WeightsError
+from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn import Linear, Module
 from centella.nn.one_pass import last_states
 from centella.runtime.device import Device
@@ -150,10 +150,13 @@ class EmbedderConfig(Struct, frozen=True):
 
         Raises:
             ShapeError: both, or a name that the folder does not have.
+            DTypeError: a prompt that is no str.
         """
         if name is not None and text is not None:
             raise ShapeError(f"{op}: expected prompt or prompt_name, got both")
         if text is not None:
+            if not isinstance(text, str):
+                raise DTypeError(f"{op}: expected str for prompt, got {type(text).__name__}")
             return text
         if name is None:
             name = next((n for n in usual if n in self.prompts), self.default_prompt)
@@ -232,7 +235,8 @@ def _pooling(file: Path) -> str:
     modes = [f.removesuffix("_token") if f == "cls_token" else f.removesuffix("_tokens")
              for f in flags if f not in ("include_prompt",)]  # fmt: skip
     if named is not None:
-        modes = [str(m) for m in (named if isinstance(named, list) else [named])]
+        modes = [str(m).removesuffix("_tokens") for m in
+                 (named if isinstance(named, list) else [named])]  # fmt: skip
     if not modes or any(m not in POOLINGS for m in modes):
         got = show(", ".join(map(str, modes)) or "none")[1:-1]
         raise WeightsError(f"{file}: pooling: expected one of {', '.join(POOLINGS)}, got {got}")
@@ -259,6 +263,9 @@ def _dense(folder: Path) -> DenseConfig:
             f"{file}: activation_function: expected one of {', '.join(DENSE_ACTIVATIONS)}, "
             f"got {show(name)}"
         )
+    for key, usual in (("use_residual", False), ("module_input_name", "sentence_embedding")):
+        if config.get(key, usual) != usual:
+            raise WeightsError(f"{file}: {key}: expected {usual}, got {show(config[key])}")
     bias = config.get("bias", True) is not False
     return DenseConfig(str(folder), int(inner or 0), int(outer or 0), bias, DENSE_ACTIVATIONS[kind])
 

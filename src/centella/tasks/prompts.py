@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from centella.weights.model_files import show
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
-    from centella.tasks.special import Special
     from centella.tasks.text import Tokenizer
 
 
@@ -106,13 +105,6 @@ class Prompts:
             return False, [self.ids(op, prompts, begin)]
         return True, [self.ids(op, p, begin, f"prompts[{i}]") for i, p in enumerate(prompts)]
 
-    @cached_property
-    def special(self) -> Special:
-        """Special tokens in texts; raises as `tokenizer`."""
-        from centella.tasks.special import Special
-
-        return Special(self.tokenizer)
-
     def chat_ids(
         self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None,
         values: Mapping[str, Any], parse_special: bool,
@@ -124,11 +116,13 @@ class Prompts:
         mark = ""
         if not parse_special:  # a variable that is a text is the caller's own
             names = [name for name, value in values.items() if not isinstance(value, str)]
-            given, mark = self.special.marked([messages, *(values[name] for name in names)])
+            given, mark = self.tokenizer.written.marked(
+                [messages, *(values[name] for name in names)]
+            )
             messages, values = given[0], {**values, **dict(zip(names, given[1:], strict=True))}
         prompt = template.render(messages, **values)
         if mark:
-            return self.special.encode(prompt, mark)
+            return self.tokenizer.written.encode(prompt, mark)
         ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
         return ids
 
@@ -138,7 +132,7 @@ class Prompts:
     ) -> Ids:  # fmt: skip
         """The ids of one prompt; `begin` stands for a text of none. Raises as `rows`."""
         if isinstance(prompt, str):
-            tokenizer = self.tokenizer if parse_special else self.special.plain
+            tokenizer = self.tokenizer if parse_special else self.tokenizer.plain
             (ids,) = tokenizer.encode([prompt])
             ids = ids or ([] if begin is None else [begin])
             self.tokenizer.check_ids(Tokens.of([ids]), self._vocab)

@@ -10,7 +10,6 @@ from typing import Any
 
 from centella.errors import ShapeError, WeightsError
 from centella.tasks.check_texts import check_text, checked_texts
-from centella.tasks.special import Special
 from centella.tasks.text import Encoded, Tokenizer
 
 BEGIN = (
@@ -39,7 +38,6 @@ class RankPrompt:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.answers: tuple[int, int] = (self._token(ANSWERS[0]), self._token(ANSWERS[1]))
-        self._special = Special(tokenizer)
 
     def _token(self, answer: str) -> int:
         found = self.tokenizer.native.token_to_id(answer)
@@ -80,8 +78,8 @@ class RankPrompt:
             )
         pairs = zip(checked_texts(queries), checked_texts(documents), strict=True)
         texts = [f"<Instruct>: {asked}\n<Query>: {q}\n<Document>: {d}" for q, d in pairs]
-        written = any(map(self._special.stands_in, texts))
-        native = (self._special.plain if written else self.tokenizer).native
+        written = any(map(self.tokenizer.written.stands_in, texts))
+        native = self.tokenizer.written.plain if written else self.tokenizer.native
         bodies = [e.ids[:room] for e in native.encode_batch_fast(texts, add_special_tokens=False)]
         rows = [[*begin, *body, *end] for body in bodies]
         return [Encoded(ids, [0] * len(ids), [], []) for ids in rows]

@@ -6,15 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import Any, Self
 
+from centella.host.event_loop import Waiter, in_thread
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.pieces import Generation, Text
-
-if TYPE_CHECKING:
-    import asyncio
-
-    Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 Ready = Callable[[], bool]
 Drive = Callable[[Ready], None]
@@ -73,11 +70,8 @@ class Answer:
         if not piece and not ended:
             return
         self.changed.notify_all()
-        for loop, future in self._waiters:
-            try:
-                loop.call_soon_threadsafe(_wake, future)
-            except RuntimeError:  # the loop was closed: nobody waits
-                continue
+        for waiter in self._waiters:
+            waiter.wake()
         self._waiters.clear()
 
     @property
@@ -98,20 +92,12 @@ class Answer:
 
     async def news(self, ready: Ready) -> None:
         """Wait in an event loop."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        waiter = Waiter()
         with self.changed:
             if ready():
                 return
-            self._waiters.append((loop, future))
-        await future
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():  # whoever waited was cancelled
-        future.set_result(None)
+            self._waiters.append(waiter)
+        await waiter.future
 
 
 class Request:
@@ -169,16 +155,15 @@ class Request:
                 self._drive(ready)
 
     async def _waited(self, ready: Ready) -> None:
-        import asyncio
-
         try:
             while not ready():
                 if self._drive is None:
                     await self._answer.news(ready)
                 else:
-                    await asyncio.to_thread(self._drive, ready)
-        except asyncio.CancelledError:
-            self.cancel()
+                    await in_thread(partial(self._drive, ready))
+        except BaseException as error:
+            if not isinstance(error, Exception):  # the task was cancelled
+                self.cancel()
             raise
 
     # -- its pieces -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import f32, i32
-from centella.ops.speech import BEFORE, LAST, NEVER, NOTES, STEPS, WAS
+from centella.ops.speech_host import BEFORE, LAST, NEVER, NOTES, STEPS, WAS
 from centella.runtime.device import Device
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange, full

@@ -1,7 +1,8 @@
 """Jinja for templates that anybody may have written: no Python objects, bounds on all that grows.
 
 What templates of published models use is there, as transformers has it: `tojson` without escapes,
-`strftime_now`, `raise_exception`, loop controls, `{% generation %}`.
+`strftime_now`, `raise_exception`, loop controls, `{% generation %}`. The module loads with the
+first template; without jinja2 its import raises MissingExtraError.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from typing import Any
 from centella.errors import CentellaError, MissingExtraError
 from centella.tasks import bounds
 from centella.tasks.bounds import LONGEST, Budget
+
+try:
+    import jinja2
+    from jinja2 import compiler, ext, nodes, sandbox
+except ImportError as error:
+    raise MissingExtraError("jinja2", "models") from error
 
 BUDGET = "what is left"  # in a context: no name that a template can write
 GONE_FILTERS = ("batch", "slice", "striptags", "sum", "urlize", "wordwrap", "xmlattr")
@@ -58,116 +65,100 @@ def rendered(template: Any, given: dict[str, Any]) -> str:
     return "".join(pieces)
 
 
+class _Code(compiler.CodeGenerator):
+    def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
+        self._calls("joined", [nodes.List(node.nodes)], frame)
+
+    def visit_Getitem(self, node: Any, frame: Any) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        absent = nodes.Const(None)
+        ends = [p or absent for p in (node.arg.start, node.arg.stop, node.arg.step)]
+        self._calls("sliced", [node.node, *ends], frame)
+
+    def _calls(self, name: str, args: list[Any], frame: Any) -> None:
+        """A call of a filter, of which nothing is computed as the template is compiled."""
+        self.write(f"environment.filters[{name!r}](context")
+        for arg in args:
+            self.write(", ")
+            self.visit(arg, frame)
+        self.write(")")
+
+
+class _Generation(ext.Extension):
+    """`{% generation %}` marks what the model wrote, for training: its body is rendered."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
+    code_generator_class = _Code
+    intercepted_binops = frozenset(["*", "**", "+", "%"])
+
+    def _parse(self, source: str, name: Any, filename: Any) -> Any:
+        return _marked(super()._parse(source, name, filename))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        budget = budget_of(context)
+        if operator == "%" and isinstance(left, str):
+            return bounds.formatted(budget, left, right)
+        bounds.fits(budget, operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        gone = isinstance(obj, str) and attr not in METHODS
+        gone = gone or isinstance(obj, bool | int | float | complex | bytes)
+        return not gone and super().is_safe_attribute(obj, attr, value)
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        budget = budget_of(context)
+        budget.take()
+        owner = getattr(function, "__self__", None)
+        named = {n: v for n, v in kwargs.items() if n not in SCOPES}
+        if isinstance(owner, str):
+            if function.__name__ not in FORMATS:
+                return budget.written(_called(budget, owner, function, args, named))
+            function = self.getattr(owner, function.__name__)
+        if isinstance(owner, list | tuple | dict | type) or isinstance(function, type):
+            args = tuple(map(budget.measured, args))
+            budget.measured(list(named.values()))
+        if isinstance(function, jinja2.runtime.LoopContext):
+            args = tuple(map(budget.counted, args))
+        # A string's own `format`, which Jinja keeps from attributes that are not safe.
+        text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+        if isinstance(text, str):
+            _check_format(budget, text, args, named)
+        return budget.written(super().call(context, function, *args, **kwargs))
+
+
 def environment() -> tuple[Any, type[Exception]]:
-    """A sandbox, and the class of its errors.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-    """
-    try:
-        import jinja2
-        from jinja2 import ext, sandbox
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "models") from error
-    code, generation = _dialect()
-
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
-        code_generator_class = code
-        intercepted_binops = frozenset(["*", "**", "+", "%"])
-
-        def _parse(self, source: str, name: Any, filename: Any) -> Any:
-            return _marked(super()._parse(source, name, filename))
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            budget = budget_of(context)
-            if operator == "%" and isinstance(left, str):
-                return bounds.formatted(budget, left, right)
-            bounds.fits(budget, operator, left, right)
-            return super().call_binop(context, operator, left, right)
-
-        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            gone = isinstance(obj, str) and attr not in METHODS
-            gone = gone or isinstance(obj, bool | int | float | complex | bytes)
-            return not gone and super().is_safe_attribute(obj, attr, value)
-
-        def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-            budget = budget_of(context)
-            budget.take()
-            owner = getattr(function, "__self__", None)
-            named = {n: v for n, v in kwargs.items() if n not in SCOPES}
-            if isinstance(owner, str):
-                if function.__name__ not in FORMATS:
-                    return budget.written(_called(budget, owner, function, args, named))
-                function = self.getattr(owner, function.__name__)
-            if isinstance(owner, list | tuple | dict | type) or isinstance(function, type):
-                args = tuple(map(budget.measured, args))
-                budget.measured(list(named.values()))
-            if isinstance(function, jinja2.runtime.LoopContext):
-                args = tuple(map(budget.counted, args))
-            # A string's own `format`, which Jinja keeps from attributes that are not safe.
-            text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-            if isinstance(text, str):
-                _check_format(budget, text, args, named)
-            return budget.written(super().call(context, function, *args, **kwargs))
-
-    def refuse(message: Any) -> None:
-        raise jinja2.TemplateRuntimeError(str(message))
-
-    made = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, generation],
+    """A sandbox, and the class of its errors."""
+    made = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, _Generation],
         finalize=jinja2.pass_context(lambda context, value: budget_of(context).text(value)),
     )  # fmt: skip
     for name in GONE_FILTERS:
         del made.filters[name]
-    pass_context = jinja2.pass_context
     for table in (made.filters, made.tests):
-        table.update({n: _guarded(f, n, pass_context) for n, f in table.items()})
-    made.filters.update({n: _bound(f, pass_context) for n, f in _FILTERS.items()})
-    made.globals.update(raise_exception=refuse, strftime_now=_now, range=range)
+        table.update({n: _guarded(f, n) for n, f in table.items()})
+    made.filters.update({n: _bound(f) for n, f in _FILTERS.items()})
+    made.globals.update(raise_exception=_refuse, strftime_now=_now, range=range)
     del made.globals["lipsum"]
     return made, jinja2.TemplateError
 
 
-def _dialect() -> tuple[Any, Any]:
-    """What is compiled otherwise than by Jinja, and the tag that it lacks."""
-    from jinja2 import compiler, ext, nodes
-
-    class Code(compiler.CodeGenerator):
-        def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
-            self._calls("joined", [nodes.List(node.nodes)], frame)
-
-        def visit_Getitem(self, node: Any, frame: Any) -> None:  # noqa: N802
-            if not isinstance(node.arg, nodes.Slice):
-                super().visit_Getitem(node, frame)
-                return
-            absent = nodes.Const(None)
-            ends = [p or absent for p in (node.arg.start, node.arg.stop, node.arg.step)]
-            self._calls("sliced", [node.node, *ends], frame)
-
-        def _calls(self, name: str, args: list[Any], frame: Any) -> None:
-            """A call of a filter, of which nothing is computed as the template is compiled."""
-            self.write(f"environment.filters[{name!r}](context")
-            for arg in args:
-                self.write(", ")
-                self.visit(arg, frame)
-            self.write(")")
-
-    class Generation(ext.Extension):
-        """`{% generation %}` marks what the model wrote, for training: its body is rendered."""
-
-        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    return Code, Generation
+def _refuse(message: Any) -> None:
+    raise jinja2.TemplateRuntimeError(str(message))
 
 
 def _marked(tree: Any) -> Any:
     """The template with what its loops, comparisons and keys are given counted."""
-    from jinja2 import nodes
 
     def within(name: str, node: Any) -> Any:
         if isinstance(node, nodes.Const | nodes.TemplateData):
@@ -209,7 +200,7 @@ def _check_format(budget: Budget, text: str, args: tuple[Any, ...], named: Any) 
     bounds.check_format(budget, text, [*args, *named.values(), *(v for m in maps for v in m)])
 
 
-def _guarded(function: Any, name: str, pass_context: Any) -> Any:
+def _guarded(function: Any, name: str) -> Any:
     """A filter or test of Jinja's, which counts what it is given and what it gives."""
     wants = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
@@ -225,10 +216,10 @@ def _guarded(function: Any, name: str, pass_context: Any) -> Any:
         first = () if wants is None else (given[wants],)
         return budget.written(function(*first, *args, **kwargs))
 
-    return pass_context(call)
+    return jinja2.pass_context(call)
 
 
-def _bound(function: Callable[..., Any], pass_context: Any) -> Any:
+def _bound(function: Callable[..., Any]) -> Any:
     """A filter of ours, which is given the budget."""
 
     def call(context: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +227,7 @@ def _bound(function: Callable[..., Any], pass_context: Any) -> Any:
         budget.take()
         return function(budget, context, *args, **kwargs)
 
-    return pass_context(call)
+    return jinja2.pass_context(call)
 
 
 def _join(budget: Budget, context: Any, value: Any, d: Any = "", attribute: Any = None) -> str:

@@ -27,6 +27,7 @@ from centella.tasks.pieces import Text
 from centella.tasks.prompts import cache_dtype
 from centella.tasks.request import Answer, Ready, Request
 from centella.tasks.sampling import SamplingArgs
+from centella.tasks.slots import Slots
 from centella.tensors.arguments import flag, whole
 
 TOKENS = 1024  # of a request, for the pool that is the default
@@ -79,8 +80,6 @@ class Scheduler:
         stored = cache_dtype("Scheduler", cache) or model.model.dtype
         blocks = _blocks_of(model, self.max_batch, tokens, memory, stored)
         self.context: int = _context_of(model, blocks * BLOCK)
-        from centella.tasks.slots import Slots
-
         self._tree = Tree(model.model)
         self._jobs = Jobs(Slots(model.model, self.max_batch, blocks, self.context, stored))
         # A request's own scopes are not to count, or to forbid, the work of others.

@@ -28,8 +28,9 @@ from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply, apply_all
 
 if TYPE_CHECKING:
-    from centella.models.llama import LlamaModel, Past
-    from centella.nn.kv_cache import KVCache
+    from centella.models.llama import LlamaModel
+    from centella.nn.past import Past
+from centella.nn.kv_cache import KVCache
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from centella.dtypes import DType, f32, i32
-from centella.models.llama import Past
 from centella.nn.block_cache import BlockCache, BlockView
 from centella.nn.block_table import BLOCK, BlockTable
+from centella.nn.past import Past
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending

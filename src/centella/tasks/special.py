@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from centella.errors import DTypeError, ShapeError
-from centella.tasks.text import Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # which Unicode keeps for such a use
 
@@ -22,13 +24,13 @@ class Special:
     """The special tokens of a tokenizer, and how to write them as text.
 
     Args:
-        tokenizer: whose tokens; those that are added but not special, such as `<think>` of most
+        native: the tokenizer; tokens that are added but not special, such as `<think>` of most
             models, stay tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.native.get_added_tokens_decoder().values()
+    def __init__(self, native: tokenizers.Tokenizer) -> None:
+        self._native = native
+        added = native.get_added_tokens_decoder().values()
         names = {token.content for token in added if token.special and token.content}
         self._names: str = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
         # How a text may end and the next one begin, so that both are a special token together.
@@ -37,11 +39,11 @@ class Special:
         self._longest = max(map(len, names), default=0)
 
     @cached_property
-    def plain(self) -> Tokenizer:
+    def plain(self) -> tokenizers.Tokenizer:
         """The same tokenizer, for which no text is a special token."""
-        native = type(self._tokenizer.native).from_str(self._tokenizer.native.to_str())
+        native = type(self._native).from_str(self._native.to_str())
         native.encode_special_tokens = True
-        return Tokenizer(native, pad_id=self._tokenizer.pad_id, origin=self._tokenizer.origin)
+        return native
 
     def stands_in(self, text: str) -> bool:
         """Whether a special token is written in a text."""
@@ -92,14 +94,14 @@ class Special:
         before: list[str] = []
 
         def flush() -> None:
-            ids.extend(self._tokenizer.native.encode("".join(before), add_special_tokens=False).ids)
+            ids.extend(self._native.encode("".join(before), add_special_tokens=False).ids)
             before.clear()
 
         for part in re.split(f"((?:{self._names})(?!{mark}))", prompt):
             if mark in part:
                 flush()
                 text = part.replace(mark, "")
-                ids += self.plain.native.encode(text, add_special_tokens=False).ids
+                ids += self.plain.encode(text, add_special_tokens=False).ids
             else:
                 before.append(part)
         flush()

@@ -62,12 +62,10 @@ class Lookup:
 
     def guess(self, row: Ids) -> Array:
         """What followed the longest of the last tokens that stood in the row before."""
-        place = self._place(row)
-        ids = np.zeros((1, GUESSES), np.int32)
+        place, follow = self._place(row), list[int]()
         if place is not None:
-            follow = row[place : place + GUESSES]
-            ids[0, : len(follow)] = follow
-        return ids
+            follow = row[place : place + GUESSES]  # where it ends with the row, it repeats
+        return np.resize(np.array(follow or [0], np.int32), (1, GUESSES))
 
     def verified(self, right: Ids) -> None:
         """Nothing is kept of guesses."""

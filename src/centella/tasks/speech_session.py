@@ -18,7 +18,7 @@ from msgspec import Struct
 from centella.errors import ContractError
 from centella.nn.kv_cache import KVCache
 from centella.op.op import get
-from centella.ops.speech import ENDED, LAST, NOTES, SEED
+from centella.ops.speech_host import ENDED, LAST, NOTES, SEED
 from centella.runtime.pending import Pending
 from centella.tasks.rules import NoRepeat, Suppress, Vocabulary
 from centella.tensors import functional as fn

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
-from contextvars import copy_context
-from functools import partial
-from typing import Any, Self, TypeVar
+from collections.abc import Generator
+from typing import Any, Self
 
+from centella.host.event_loop import in_thread
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.pieces import Generation, Text
-
-T = TypeVar("T")
 
 
 class Stream:
@@ -104,23 +101,3 @@ class Stream:
     def _generation(self) -> Generation:
         self._text.end("closed")
         return self._text.generation(self._prompt_tokens)
-
-
-async def in_thread(work: Callable[[], T], ending: threading.Event) -> T:
-    """What `work` returns, from a thread of asyncio's, in the context of the caller.
-
-    Where the task is cancelled, `ending` is set, which work heeds, and the task ends once work has:
-    what work uses is free again then.
-    """
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    running = loop.run_in_executor(None, partial(copy_context().run, work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        ending.set()
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # which nobody else will look at
-        raise

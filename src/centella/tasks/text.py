@@ -6,6 +6,7 @@ import array
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,10 +15,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.errors import MissingExtraError, ShapeError, WeightsError
+from centella.errors import ShapeError, WeightsError
 from centella.tasks.check_texts import checked_texts
+from centella.tasks.special import Special
 from centella.tasks.tokens import Tokens
-from centella.tasks.words import Words, spans
+from centella.tasks.words import Words, library, spans
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import check_values, is_file, kind, read_bytes, read_json, show
 
@@ -89,11 +91,7 @@ class Tokenizer:
             WeightsError: no `tokenizer.json`, one that the library cannot read, or one that is
                 too large for the vocabulary.
         """
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise MissingExtraError("tokenizers", "models") from error
-        folder = Path(path)
+        package, folder = library(), Path(path)
         file = folder / TOKENIZER
         if not is_file(file):
             found = kind(file).replace("nothing at that path", "no such file")
@@ -101,7 +99,7 @@ class Tokenizer:
         raw = read_bytes(file, _MAX_BYTES)
         check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
         with _typed_errors(f"{file}: expected a tokenizer"):
-            native = tokenizers.Tokenizer.from_buffer(raw)
+            native = package.Tokenizer.from_buffer(raw)
         config = read_json(folder / _CONFIG)
         side = config.get("truncation_side", "right")
         if side not in ("left", "right"):
@@ -125,6 +123,16 @@ class Tokenizer:
         """Ids of the special tokens."""
         added = self.native.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
+
+    @cached_property
+    def written(self) -> Special:
+        """Special tokens that stand in texts."""
+        return Special(self.native)
+
+    @cached_property
+    def plain(self) -> Tokenizer:
+        """The same, for which no text is a special token."""
+        return Tokenizer(self.written.plain, pad_id=self.pad_id, origin=self.origin)
 
     def encode(self, texts: Sequence[str], max_length: int | None = None) -> list[list[int]]:
         """Token ids of each text, special tokens included, no padding.
@@ -287,6 +295,18 @@ class Tokenizer:
                 f"{self.origin}: token {show(token)}: expected an id below {vocab_size}, the "
                 f"vocab_size of the model, got {most}"
             )
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | Path:
+    """The tokenizer of a folder; the path of the file, if the folder has none.
+
+    Raises:
+        WeightsError: a file that is malformed.
+        MissingExtraError: there is one, and its library is not installed.
+    """
+    file = folder / TOKENIZER
+    absent = kind(file) == "nothing at that path"
+    return file if absent else Tokenizer.from_folder(folder, vocab_size)
 
 
 def _around(native: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:

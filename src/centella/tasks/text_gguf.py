@@ -14,9 +14,10 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import Array
-from centella.errors import MissingExtraError, WeightsError
+from centella.errors import WeightsError
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.text import Tokenizer
+from centella.tasks.words import library
 from centella.weights.gguf import GGUF
 from centella.weights.model_files import show
 
@@ -85,11 +86,7 @@ def read_tokenizer(file: GGUF) -> Tokenizer | None:
     """
     if file.values.get("tokenizer.ggml.tokens") is None:
         return None
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingExtraError("tokenizers", "models") from error
-    origin = str(file.file)
+    package, origin = library(), str(file.file)
     tokens = _tokens(file)
     model = file.values.get("tokenizer.ggml.model")
     builds = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}
@@ -99,12 +96,12 @@ def read_tokenizer(file: GGUF) -> Tokenizer | None:
         )
     kinds = _kinds(file, tokens)
     try:
-        native = builds[model](tokenizers, file, tokens)
+        native = builds[model](package, file, tokens)
         special = [t for t, k in zip(tokens, kinds, strict=True) if k == CONTROL]
-        native.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in special])
+        native.add_special_tokens([package.AddedToken(t, normalized=False) for t in special])
         added = [t for t, k in zip(tokens, kinds, strict=True) if k == USER]
-        native.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in added])
-        _ends(tokenizers, native, file, tokens)
+        native.add_tokens([package.AddedToken(t, normalized=False) for t in added])
+        _ends(package, native, file, tokens)
     except WeightsError:
         raise
     except BaseException as error:  # the library raises bare Exception, and Rust's panics

@@ -9,36 +9,16 @@ Source: Chen et al. 2024, "BGE M3-Embedding"; w, W, b are in the files of `FILES
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from centella.dtypes import Array, f32
 from centella.nn import Linear
 from centella.runtime.device import Device
 from centella.tensors.functional import l2_normalize, relu
 from centella.tensors.tensor import Tensor
-from centella.weights.model_files import is_file
-from centella.weights.safetensors import StoredTensor, read_file
+from centella.weights.safetensors import StoredTensor
 
 Sparse = dict[int, float]
 FILES = {"sparse": "sparse_linear", "multi": "colbert_linear"}
-
-
-def read_heads(folder: Path) -> dict[str, Mapping[str, StoredTensor]]:
-    """The tensors of the products that a folder has for outputs of tokens, by output.
-
-    Raises:
-        WeightsError: a file that is malformed.
-    """
-    from centella.weights.torch_zip import read_torch
-
-    readers = {".safetensors": read_file, ".pt": read_torch}
-    found: dict[str, Mapping[str, StoredTensor]] = {}
-    for output, name in FILES.items():
-        files = [(folder / f"{name}{end}", read) for end, read in readers.items()]
-        opened = next((read(file) for file, read in files if is_file(file)), None)
-        if opened is not None:
-            found[output] = opened
-    return found
 
 
 def load_head(

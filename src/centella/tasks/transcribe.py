@@ -16,17 +16,17 @@ from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
-from centella.tasks.batches import expect_tokenizer, read_tokenizer
+from centella.tasks.batches import expect_tokenizer
 from centella.tasks.beam import Beams
 from centella.tasks.recording import Recording
 from centella.tasks.speech_options import Options, SpeechConfig, TranscribeArgs
 from centella.tasks.speech_session import LEAST, SpeechSession
+from centella.tasks.text import Tokenizer, read_tokenizer
 from centella.tasks.transcription import Decoding, Progress, Transcription
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from centella.models.whisper import WhisperModel
-    from centella.tasks.text import Tokenizer
 
 Array = np.ndarray[Any, Any]
 IDLE = 2  # sessions that a Transcriber keeps

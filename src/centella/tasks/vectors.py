@@ -44,8 +44,8 @@ def packed(vectors: Array, dtype: str, ranges: Any = None) -> Array:
         return (bits.astype(np.int16) - 128).astype(np.int8) if dtype == "binary" else bits
     least, most = _ranges(vectors, ranges)
     steps = np.where(most > least, (most - least) / np.float32(255), np.float32(1))
-    levels = np.clip((vectors - least) / steps, 0, 255) - (128 if dtype == "int8" else 0)
-    return levels.astype(DTYPES[dtype])
+    levels = np.clip(np.floor((vectors - least) / steps), 0, 255)
+    return (levels - (128 if dtype == "int8" else 0)).astype(DTYPES[dtype])
 
 
 def _ranges(vectors: Array, ranges: Any) -> tuple[Array, Array]:

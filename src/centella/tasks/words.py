@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from centella.dtypes import Array
+from centella.errors import MissingExtraError
 from centella.host.forks import lock_of
 from centella.tasks.tokens import Tokens
 from centella.tasks.word_table import LONG, NO_WORD, WordTable, bounds
@@ -90,6 +92,19 @@ class _Memory:
         return self.known > MOST_WORDS or self.used > MOST_IDS or self.characters > MOST_CHARACTERS
 
 
+def library() -> ModuleType:
+    """The `tokenizers` package, which loads with the first tokenizer.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtraError("tokenizers", "models") from error
+    return tokenizers
+
+
 class Words:
     """Tokenises texts by their words; threads may share it.
 
@@ -117,8 +132,7 @@ class Words:
         cls, native: tokenizers.Tokenizer, before: Sequence[int], after: Sequence[int]
     ) -> Words | None:  # fmt: skip
         """For a tokenizer, if words are independent to it."""
-        import tokenizers
-
+        tokenizers = library()
         parts = (
             (native.normalizer, (tokenizers.normalizers.BertNormalizer, type(None))),
             (native.pre_tokenizer, (tokenizers.pre_tokenizers.BertPreTokenizer,)),

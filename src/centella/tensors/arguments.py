@@ -109,7 +109,10 @@ _INSTEAD = {
     "convert_to_numpy": "the vectors are NumPy's",
     "output_value": "model(ids, lengths) gives the states of tokens",
     "task": "prompt_name= names a prompt of the folder, prompt= is one",
-    "max_length": "model.config.max_length; chunk= embeds longer texts in pieces",
+    **dict.fromkeys(
+        ("max_length", "max_seq_length"),
+        "model.config.max_length; chunk= embeds longer texts in pieces",
+    ),
     "apply_softmax": 'activation="softmax" gives shares of a whole',
     "return_documents": "each result has its text",
     **dict.fromkeys(
@@ -126,6 +129,22 @@ _INSTEAD = {
     "chunk_size": "batch_size= says how many texts are on the device at once",
 }  # fmt: skip
 
+# Of `load`: those of sentence-transformers' and transformers' classes.
+_OF_LOAD = {
+    "truncate_dim": "encode(..., dim=256)",
+    "trust_remote_code": "no code of a folder is run: the families are those of docs/encoders.md",
+    "torch_dtype": "write dtype=", "model_name_or_path": "write path=",
+    "load_in_8bit": 'write quantize="q8_0"', "load_in_4bit": 'write quantize="q4_0"',
+    "device_map": 'devices="all" has the model on every device',
+    "token": "HF_TOKEN is the token of huggingface.co",
+    "local_files_only": "HF_HUB_OFFLINE=1 downloads nothing",
+    "cache_folder": "HF_HOME is the folder of downloads",
+    **dict.fromkeys(
+        ("max_seq_length", "max_length", "prompts", "default_prompt_name", "similarity_fn_name"),
+        "model.config has it; msgspec.structs.replace changes it",
+    ),
+}  # fmt: skip
+
 
 def refuse_names(op: str, other: Mapping[str, object]) -> None:
     """Refuse arguments that a function does not have.
@@ -133,11 +152,10 @@ def refuse_names(op: str, other: Mapping[str, object]) -> None:
     Raises:
         DTypeError: if there is one; with the name that it has here, where that is known.
     """
+    renamed, instead = ({}, _OF_LOAD) if op == "load" else (_RENAMED, _INSTEAD)
     for name in other:
-        ours = _RENAMED.get(name)
-        hint = f"; write {ours}=" if ours else ""
-        hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else hint
-        raise DTypeError(f"{op}: unknown argument {name}={hint}")
+        hint = f"write {renamed[name]}=" if name in renamed else instead.get(name)
+        raise DTypeError(f"{op}: unknown argument {name}={f'; {hint}' if hint else ''}")
 
 
 def one_of(op: str, name: str, value: Any, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, DTypeError
-from centella.host.interrupts import uninterrupted
+from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import line_of
 from centella.record.recording import Recording
 from centella.record.values import PENDING, READY, Value
@@ -198,6 +198,7 @@ class CommandBatch:
 
     @uninterrupted
     def _run(self, cache: PipelineCache, outputs: Iterable[Tensor] | None) -> Pending[None]:
+        guard()
         wanted = self._wanted(outputs)
         with self.device.lock:
             operations, buffers = self.num_operations, self.num_buffers
@@ -247,6 +248,7 @@ class CommandBatch:
 
     @uninterrupted
     def __enter__(self) -> CommandBatch:
+        guard()
         self._recording.__enter__()
         return self
 

@@ -7,7 +7,7 @@ Each thing has one name here, so a missing one is answered with it: `ct.tensor` 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from centella.errors import DTypeError
 from centella.lang.ufuncs import REFLECTED, reflected
@@ -53,6 +53,8 @@ OF_MODULE: dict[str, str] = {
     "unique": "NumPy's, of x.numpy()", "scatter_add": 'ct.scatter(..., reduce="add")',
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
     "Batcher": "ct.serving.Batcher",
+    "SentenceTransformer": 'ct.load(name, task="embed")',
+    "CrossEncoder": 'ct.load(name, task="classify")',
 }  # fmt: skip
 OF_TENSOR: dict[str, str] = {
     **{name: f"ct.{name}(x)" for name in sorted(FUNCTIONS)},
@@ -82,8 +84,11 @@ OF_LAYER: dict[str, str] = {
 }
 # Of sentence-transformers' SentenceTransformer and CrossEncoder.
 OF_EMBEDDER: dict[str, str] = {
-    "max_seq_length": "model.config.max_length; to change it: "
-    "model.config = msgspec.structs.replace(model.config, max_length=256)",
+    **dict.fromkeys(
+        ("max_seq_length", "get_max_seq_length"),
+        "model.config.max_length; to change it: "
+        "model.config = msgspec.structs.replace(model.config, max_length=256)",
+    ),
     "truncate_dim": "encode(..., dim=256)",
     "encode": 'ct.load(..., task="embed") gives a model that embeds',
     **dict.fromkeys(
@@ -115,26 +120,17 @@ _OPERATORS = {**REFLECTED, "matmul": "__rmatmul__"}
 _OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg", "power": "pow", "rint": "round"}
 
 
-def module_getattr(name: str) -> Any:
-    """The `__getattr__` of `centella`: modules that load with their first use.
-
-    Raises:
-        AttributeError: for any other name; with what to write, where that is known.
-    """
-    if name == "serving":
-        import centella.serving as serving  # `from centella` would ask here again
-
-        return serving
-    raise _missing("module 'centella'", sys.modules["centella"], name, OF_MODULE)
-
-
-def module_dir() -> list[str]:
-    """The `__dir__` of `centella`: the public names, and none of the rooms."""
-    return sorted(sys.modules["centella"].__all__)
+def module_missing(name: str) -> AttributeError:
+    """The error for a name that `centella` has not; with what to write, where that is known."""
+    return _missing("module 'centella'", sys.modules["centella"], name, OF_MODULE)
 
 
 def tensor_getattr(tensor: Any, name: str) -> Any:
-    """The `__getattr__` of a Tensor: as `module_getattr`."""
+    """The `__getattr__` of a Tensor.
+
+    Raises:
+        AttributeError: always; as `module_missing`.
+    """
     hints = OF_TENSOR
     if name.endswith("_") and not name.startswith("_"):  # add_, copy_, ... of torch
         hints = {name: "a Tensor does not change; ct.State(x) does"}
@@ -142,13 +138,22 @@ def tensor_getattr(tensor: Any, name: str) -> Any:
 
 
 def layer_getattr(layer: Any, name: str) -> Any:
-    """The `__getattr__` of a Module: as `module_getattr`."""
+    """The `__getattr__` of a Module: as of a Tensor."""
     raise _missing(f"{type(layer).__name__!r} object", layer, name, OF_LAYER)
 
 
-def embedder_getattr(embedder: Any, name: str) -> Any:
-    """The `__getattr__` of an Embedder: as `module_getattr`."""
-    raise _missing(f"{type(embedder).__name__!r} object", embedder, name, OF_EMBEDDER)
+class Hinted:
+    """What answers the names of sentence-transformers, also where they are set: with ours."""
+
+    if not TYPE_CHECKING:  # which is to say itself what an object has not
+
+        def __getattr__(self, name: str) -> Any:
+            raise _missing(f"{type(self).__name__!r} object", self, name, OF_EMBEDDER)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in OF_EMBEDDER and not hasattr(type(self), name):
+                raise _missing(f"{type(self).__name__!r} object", self, name, OF_EMBEDDER)
+            object.__setattr__(self, name, value)
 
 
 def _missing(where: str, thing: Any, name: str, hints: dict[str, str]) -> AttributeError:

@@ -25,7 +25,7 @@ import numpy as np
 from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, ShapeError
 from centella.host.forks import lock_of
-from centella.host.interrupts import interruptible, uninterrupted
+from centella.host.interrupts import guard, interruptible, uninterrupted
 from centella.ledger.call_sites import call_site
 from centella.record.recording import Recording
 from centella.record.values import OUTSIDE, Value
@@ -33,7 +33,7 @@ from centella.runtime.device import Device
 from centella.runtime.pending import Pending
 from centella.runtime.readback import bytes_of, decode, sparse
 from centella.runtime.replay import Replay
-from centella.tensors.signature import Call, fill, flatten
+from centella.tensors.signature import CallArguments, fill, flatten
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
@@ -62,8 +62,9 @@ class Compiled(Generic[R]):
         self, fn: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any],
         device: str | Device | None = None,
     ) -> None:  # fmt: skip
+        guard()
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
-        example = Call(self.name, device, args, kwargs)
+        example = CallArguments(self.name, device, args, kwargs)
         self.device: Device = example.device
         self._captured_for = str(example)
         self._signature = example.signature
@@ -153,13 +154,13 @@ class Compiled(Generic[R]):
         """
         return self._fetch(self._checked(args, kwargs))
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        call = Call(self.name, self.device, args, kwargs)
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+        call = CallArguments(self.name, self.device, args, kwargs)
         if call.signature != self._signature:
             raise ContractError(f"{self.name}: captured for {self._captured_for}, got {call}")
         return call
 
-    def _run(self, call: Call, out: State | Sequence[State] | None = None) -> R:
+    def _run(self, call: CallArguments, out: State | Sequence[State] | None = None) -> R:
         values = self._replay.run(self._data_of(call), call_site())
         outputs = [
             Tensor(v, spec, offset) for v, (spec, offset) in zip(values, self._views, strict=True)
@@ -174,7 +175,7 @@ class Compiled(Generic[R]):
                 state.assign(tensor)
         return fill(self._shape, outputs)  # type: ignore[no-any-return]  # as fn returned it
 
-    def _fetch(self, call: Call) -> Pending[Any]:
+    def _fetch(self, call: CallArguments) -> Pending[Any]:
         if call.capturing:
             raise ContractError(f"{self.name}: read while a function is captured; return it")
         ticket = self._replay.fetch(self._data_of(call), call_site())
@@ -190,7 +191,7 @@ class Compiled(Generic[R]):
 
         return Pending([ticket], finish)
 
-    def _data_of(self, call: Call) -> list[Array | Value]:
+    def _data_of(self, call: CallArguments) -> list[Array | Value]:
         """Host arrays as they are; tensors as values that lie as the launches read them."""
         data: list[Array | Value] = []
         for leaf in call.leaves:
@@ -234,7 +235,7 @@ class Jitted(Generic[P, R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Replay, after a capture where the signature is new; inside a capture, just call it."""
-        call = Call(self._name, self._device, args, kwargs)
+        call = CallArguments(self._name, self._device, args, kwargs)
         if call.capturing:
             return self._fn(*args, **kwargs)
         return self._compiled(call, args, kwargs)._run(call)
@@ -247,11 +248,13 @@ class Jitted(Generic[P, R]):
 
     def fetch(self, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Replay and bring the outputs to the host, in one submission: see `Compiled.fetch`."""
-        call = Call(self._name, self._device, args, kwargs)
+        call = CallArguments(self._name, self._device, args, kwargs)
         return self._compiled(call, args, kwargs)._fetch(call)
 
     @uninterrupted
-    def _compiled(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled[R]:
+    def _compiled(
+        self, call: CallArguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Compiled[R]:
         key = (call.device, call.signature)
         with self._lock:
             captured = self._captured.get(key)
@@ -263,7 +266,9 @@ class Jitted(Generic[P, R]):
                 self._captured.move_to_end(key)
         return captured
 
-    def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled[R]:
+    def _capture(
+        self, call: CallArguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Compiled[R]:
         try:
             return Compiled(self._fn, args, dict(kwargs), call.device)
         except DeviceError as error:

@@ -14,6 +14,7 @@ from centella.dtypes import DType, narrow, promote, widen
 from centella.errors import DTypeError
 from centella.lang.values import Operand
 from centella.op.op import Op, get
+from centella.op.variant import APART, FORCED
 from centella.record.recording import Recording
 from centella.record.values import Value
 from centella.runtime.device import Device
@@ -53,16 +54,40 @@ def apply_all(
     return tuple([type(tensors[0])(value, value.spec) for value in values])
 
 
+def apply_preferred(
+    op: Op[Any], tensors: Sequence[T], attrs: dict[str, Any]
+) -> tuple[T, ...] | None:
+    """Record an op that stands for several, where it is preferred to them; forced, where it fits.
+
+    Returns:
+        None: they are to be recorded in its place.
+    """
+    if "variant" not in attrs and op.name in FORCED:
+        attrs = {**attrs, "variant": FORCED[op.name]}
+    if attrs.get("variant") == APART:
+        return None
+    operands = _operands(op, tensors)
+    device: Device = operands[0][0].device
+    if not device.recorder.prefers(op, tuple([spec for _, spec, _ in operands]), attrs):
+        return None
+    return apply_all(op, tensors, attrs)
+
+
 def _record(
     op: Op[Any], tensors: Sequence[Viewed], attrs: dict[str, Any], target: Recording | None
 ) -> list[Value]:
+    operands = _operands(op, tensors)
+    device: Device = operands[0][0].device
+    return device.recorder.record(op, operands, attrs, target)
+
+
+def _operands(op: Op[Any], tensors: Sequence[Viewed]) -> list[Any]:
     operands: list[Any] = []
     for tensor in tensors:
         if not isinstance(tensor, Viewed):
             raise not_a_tensor(op.name, tensor)
         operands.append(_fields(tensor))
-    device: Device = operands[0][0].device
-    return device.recorder.record(op, operands, attrs, target)
+    return operands
 
 
 def apply_with(

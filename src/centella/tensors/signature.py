@@ -1,6 +1,6 @@
 """How a captured function is called: tensors and arrays taken out, the rest as a signature.
 
-Arguments and results may be nested tuples, lists and dicts. Equal signatures are served by one
+CallArguments and results may be nested tuples, lists and dicts. Equal signatures are served by one
 capture: the containers, the Python numbers in them, and shape and dtype of each leaf.
 """
 
@@ -85,7 +85,7 @@ def _key(value: Any, leaves: list[Any]) -> Any:
     return exact(value)
 
 
-class Call:
+class CallArguments:
     """The arguments of a call: tensors and host arrays taken out, the rest as a key.
 
     Attributes:

@@ -27,6 +27,7 @@ from centella.tensors.operands import (
     Viewed,
     apply,
     apply_all,
+    apply_preferred,
     apply_with,
     binary,
     compared,
@@ -37,8 +38,8 @@ from centella.tensors.operands import (
     power,
 )
 
-__all__ = ["Tensor", "apply", "apply_all", "apply_with", "binary", "compared", "fetch",
-           "not_a_tensor", "upload"]  # fmt: skip
+__all__ = ["Tensor", "apply", "apply_all", "apply_preferred", "apply_with", "binary", "compared",
+           "fetch", "not_a_tensor", "upload"]  # fmt: skip
 
 
 def _refused() -> Any:

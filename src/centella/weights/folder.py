@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+from contextlib import suppress
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -61,22 +63,29 @@ def _meant(path: str, named: bool) -> str:
             f", in the folder {path.partition('/')[0]!r} that is here; for the repository of that "
             f"name: ct.load(huggingface_hub.snapshot_download({path!r}))"
         )
-    from difflib import get_close_matches
-
-    known = {name.lower(): name for name in (*_models_in(Path(path).parent), "minilm")}
-    near = get_close_matches(Path(path).name.lower(), known, 1)
-    text = f"; did you mean {str(Path(path).parent / known[near[0]])!r}?" if near else ""
+    near = _near(path)
+    text = f"; did you mean {near!r}?" if near else ""
     if NAME.fullmatch(path):
         text += f"; for a repository write its owner too, as in 'sentence-transformers/{path}'"
     return text
 
 
-def _models_in(folder: Path) -> list[str]:
-    """The names of the model folders in a folder."""
-    try:
-        return [p.name for p in islice(folder.iterdir(), LOOKED_AT) if is_file(p / "config.json")]
-    except OSError:
-        return []
+def _near(path: str, *inside: str) -> str:
+    """A path of which one part has another name, with a model there or `inside` of it, or ""."""
+    from difflib import get_close_matches
+
+    where, last = os.path.split(path)
+    names = [] if where else ["minilm"]
+    with suppress(OSError):
+        names += [
+            folder.name for folder in islice(Path(where).iterdir(), LOOKED_AT)
+            if is_file(folder.joinpath(*inside, "config.json"))
+        ]  # fmt: skip
+    known = {name.lower(): name for name in names}
+    near = get_close_matches(last.lower(), known, 1)
+    if near:
+        return os.path.join(where, known[near[0]], *inside)
+    return _near(where, last, *inside) if where and last else ""
 
 
 def _minilm() -> Path:

@@ -133,6 +133,15 @@ class GGUFTensor(Struct, frozen=True, eq=False):
         rows = math.prod(self.shape[:-1])
         return data.reshape(rows, self.shape[-1] // self.kind.block, self.kind.size)
 
+    def read_rows(self, first: int, out: Array) -> None:
+        """Read elements of `array` or `blocks` along axis 0, from `first` on, into whole memory.
+
+        Raises:
+            WeightsError: the file cannot be read, or was written since.
+        """
+        raw = out.reshape(-1).view(np.uint8)
+        self._contents.read_into(self._begin + first * (raw.size // len(out)), raw)
+
 
 class GGUF(Struct, frozen=True, eq=False):
     """A GGUF file.

@@ -25,6 +25,12 @@ _OBJECT = 4  # an object takes as much as so many other values
 _SHOWN = 400  # characters of a value in an error
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST = 1024  # characters of a path that a file names
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
 _OUTSIDE = "\\:"  # what makes a path absolute, or another one, on some system
 
 
@@ -36,9 +42,12 @@ def kind(path: Path) -> str:
         return "nothing at that path"
     except (OSError, ValueError) as error:  # a name too long, or of no bytes; no permission
         return f"a path that cannot be read: {getattr(error, 'strerror', None) or error}"
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    return "a file" if stat.S_ISREG(mode) else "a pipe, socket or device"
+    return kind_of(mode)
+
+
+def kind_of(mode: int) -> str:
+    """What has this `st_mode`: "a file", "a folder", "a FIFO", "a socket" or "a device"."""
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 def is_file(path: Path) -> bool:

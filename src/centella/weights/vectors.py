@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from msgspec import Struct
 
 from centella.errors import MissingExtraError, ShapeError, WeightsError
 from centella.host.files import Growing, replaced
-from centella.weights.model_files import show
+from centella.weights.model_files import kind_of, show
 
 Array = np.ndarray[Any, Any]
 SUFFIXES = (".npy", ".parquet", ".arrow")
@@ -34,7 +34,7 @@ class Stored(Struct, frozen=True):
     """The vectors of a file.
 
     Attributes:
-        vectors: [n, dim] of floats; of a .npy or .arrow file mapped, not read.
+        vectors: [n, dim] of floats, read: a file that is mapped and cut short kills the process.
         texts: one a row, where the file has them.
         model: what made them, where the file says so.
     """
@@ -48,15 +48,18 @@ def open_vectors(path: str | PathLike[str]) -> Stored:
     """The vectors of a .npy, .parquet or .arrow file.
 
     Raises:
-        WeightsError: another kind of file, or no vectors in it.
+        WeightsError: another kind of file, a folder, FIFO, socket or device, or no vectors in it.
         MissingExtraError: pyarrow is not installed; OSError: the file cannot be read.
     """
     file = Path(path)
     if file.suffix not in SUFFIXES:
         raise WeightsError(f"{file}: expected a file of {', '.join(SUFFIXES)}")
+    if (got := kind_of(file.stat().st_mode)) != "a file":
+        raise WeightsError(f"{file}: expected a file of vectors, got {got}")
     try:
-        stored = _npy(file) if file.suffix == ".npy" else _arrow(file)
-    except (ValueError, EOFError, KeyError) as error:  # Arrow's own are ValueErrors
+        with file.open("rb") as stream:
+            stored = _npy(stream) if file.suffix == ".npy" else _arrow(stream, file.suffix)
+    except (ValueError, EOFError, KeyError, MemoryError) as error:  # Arrow's own are ValueErrors
         raise WeightsError(f"{file}: expected vectors in {file.suffix}: {error}") from error
     if stored.vectors.ndim != 2 or stored.vectors.dtype.kind != "f":
         raise WeightsError(
@@ -66,16 +69,16 @@ def open_vectors(path: str | PathLike[str]) -> Stored:
     return stored
 
 
-def _npy(file: Path) -> Stored:
-    return Stored(np.load(file, mmap_mode="r", allow_pickle=False))
+def _npy(file: BinaryIO) -> Stored:
+    return Stored(np.lib.format.read_array(file, allow_pickle=False))
 
 
-def _arrow(file: Path) -> Stored:
+def _arrow(file: BinaryIO, suffix: str) -> Stored:
     arrow = _pyarrow()
-    if file.suffix == ".parquet":
+    if suffix == ".parquet":
         table = arrow.parquet.read_table(file)
     else:
-        table = arrow.ipc.open_file(arrow.memory_map(str(file))).read_all()
+        table = arrow.ipc.open_file(file).read_all()
     column = table.column(VECTORS)
     flat = _numbers(column.combine_chunks())
     texts = table.column(TEXTS).to_pylist() if TEXTS in table.column_names else None
@@ -101,9 +104,7 @@ def _numbers(column: Any) -> Array:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-        import pyarrow.ipc  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]  # it has pyarrow.ipc
     except ImportError as error:
         raise MissingExtraError("pyarrow", "arrow") from error
     return pyarrow

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -33,6 +34,7 @@ from centella.backends.webgpu.groups import Groups
 from centella.backends.webgpu.pace import Pace
 from centella.backends.webgpu.prepared import Ahead, Prepared, prepared
 from centella.backends.webgpu.raw import SLOT, Checked, Commands, Dispatch, Encoder, Pipeline
+from centella.backends.webgpu.staging import Staging
 from centella.backends.webgpu.stamps import Stamps
 from centella.backends.webgpu.ticket import WebGpuTicket, finished
 from centella.backends.webgpu.warm import Warm
@@ -43,7 +45,6 @@ from centella.ledger.counts import count
 from centella.specs import Caps
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 PARAMS = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 MOST = 1 << 34  # bytes of a buffer that is of use: kernels count elements in 32 bits
 BUFFER_SETS = 4  # for which a plan's launches are remembered: its memory takes turns
@@ -91,10 +92,13 @@ class WebGpuBackend(Backend):
             family=family_of(adapter),
         )
         self._queue = self.native.queue
-        self.groups: Groups = Groups(self.native)
+        stopped = self._new_buffer(8, STORAGE) if self.caps.max_loop_rounds else None
+        self._stopped: Any = stopped
+        self._stops: loops.Stops = loops.Stops(self.caps.max_loop_rounds)
+        self.groups: Groups = Groups(self.native, stopped)
         self.ahead: Ahead = Ahead(self.native)
         self._warm: Warm = Warm(self.native)
-        self._staging: dict[int, list[Any]] = {}
+        self._staging = Staging(self._new_buffer, self.caps.max_buffer, self.name)
         self._reading: WeakSet[WebGpuTicket] = WeakSet()
         self._params: Any = self._new_buffer(SLOTS[0] * SLOT, PARAMS)
         self._used: int = 0  # slots of it
@@ -169,25 +173,9 @@ class WebGpuBackend(Backend):
             with self.lock, Checked():
                 raw.write(self._queue, buffer.native, data, start)
                 raw.submit(self._queue, ())
-                sent = WebGpuTicket(self.native, None, 0, [], self.return_staging)
+                sent = WebGpuTicket(self.native, None, 0, [], self._staging.give_back)
         if sent is not None:
             sent.wait()
-
-    def return_staging(self, staging: Any) -> None:
-        """Take a read-back buffer for the next one of its size; safe in a finalizer."""
-        self._staging.setdefault(staging.size, []).append(staging)
-
-    def _take_staging(self, nbytes: int) -> Any:
-        if nbytes > self.caps.max_buffer:
-            raise LimitError(
-                f"read-backs of {nbytes:,} bytes at once; {self.name} allows "
-                f"{self.caps.max_buffer:,}: fetch fewer at a time"
-            )
-        size = min(1 << max(8, (nbytes - 1).bit_length()), self.caps.max_buffer)
-        free = self._staging.get(size)
-        if free:
-            return free.pop()
-        return self._new_buffer(size, STAGING)
 
     def _take_slots(self, launches: int) -> int:
         """The first of so many slots for parameters. Where none are left all are given anew."""
@@ -212,7 +200,10 @@ class WebGpuBackend(Backend):
                 f"kernel {program.name!r}: {len(program.ir.params)} launch parameters; at most "
                 f"{SLOT // 4 - 1} fit"
             )
-        group, layout = self.groups.layout(tuple(a.writable for a in program.ir.args))
+        writable = tuple(a.writable for a in program.ir.args)
+        group, layout = self.groups.layout(writable, program.reports)
+        if program.reports:
+            self._stops.names[int(program.ir.digest[:8], 16)] = program.name
         try:
             if program.trusted and not self.software:
                 module = raw.trusted_module(self.native, program.source, program.name)
@@ -241,10 +232,14 @@ class WebGpuBackend(Backend):
                 stamps = Stamps(self.native, len(work.launches))
                 count(timing_bytes=stamps.nbytes)
             sizes = [read.nbytes for read in work.reads]
+            check = None
+            if sizes and self._stops.names:
+                check = partial(self._stops.check, len(sizes), self._stops.count)
+                sizes.append(self._stopped.size)
             if stamps is not None:
                 sizes.append(stamps.nbytes)
             places, nbytes = packed(sizes)
-            staging = self._take_staging(nbytes) if places else None
+            staging = self._staging.take(nbytes) if places else None
             try:
                 with Checked():
                     for slot, data in work.uploads:
@@ -258,8 +253,8 @@ class WebGpuBackend(Backend):
                 raise DeviceError(f"{self.name} refused a submission: {error}") from error
             course = None if self.pace is None else self.pace.begin(work.total)
             ticket = WebGpuTicket(
-                self.native, staging, nbytes, places, self.return_staging, stamps, course,
-                self.ahead.encode,
+                self.native, staging, nbytes, places, self._staging.give_back, stamps, course,
+                self.ahead.encode, check,
             )  # fmt: skip
             if staging is not None:
                 self._reading.add(ticket)
@@ -295,6 +290,8 @@ class WebGpuBackend(Backend):
             encoder = encoder or Encoder(self.native)
             for read, (at, nbytes) in zip(work.reads, places, strict=False):
                 encoder.copy(work.slots[read.slot].native, read.start, staging, at, nbytes)
+            if len(places) > len(work.reads) + (stamps is not None):
+                encoder.copy(self._stopped, 0, staging, *places[len(work.reads)])
             if stamps is not None:
                 stamps.copy_to(encoder, staging, places[-1][0])
         return commands if encoder is None else [*commands, encoder.finish()]
@@ -398,6 +395,8 @@ class WebGpuBackend(Backend):
             self.native.destroy()
             return
         self.groups.clear()
-        for buffer in (self._params, *(b for free in self._staging.values() for b in free)):
+        for buffer in (self._params, *self._staging):
             buffer.destroy()
         self._staging.clear()
+        if self._stopped is not None:
+            self._stopped.destroy()

@@ -16,21 +16,24 @@ class Groups:
     """What binds the operands of launches.
 
     Args:
-        native: the wgpu device.
+        native: the wgpu device; stopped: what programs that report stopped loops write to.
 
     Attributes:
         epoch: how often groups were forgotten because they bind what is gone.
     """
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, stopped: Any = None) -> None:
         self._native = native
+        self._stopped = stopped
         self._layouts: dict[tuple[bool, ...], tuple[Any, Any]] = {}
+        self._reporting: dict[tuple[bool, ...], tuple[Any, Any]] = {}
         self._known: dict[tuple[Any, ...], Any] = {}
         self.epoch: int = 0
 
-    def layout(self, writable: tuple[bool, ...]) -> tuple[Any, Any]:
+    def layout(self, writable: tuple[bool, ...], reports: bool = False) -> tuple[Any, Any]:
         """The layout of a group of operands and parameters, and that of a pipeline with it."""
-        layouts = self._layouts.get(writable)
+        known = self._reporting if reports else self._layouts
+        layouts = known.get(writable)
         if layouts is None:
             compute = wgpu.ShaderStage.COMPUTE
             entries: list[dict[str, Any]] = [
@@ -40,9 +43,13 @@ class Groups:
             ]  # fmt: skip
             uniform = {"type": "uniform", "has_dynamic_offset": True, "min_binding_size": 0}
             entries.append({"binding": len(writable), "visibility": compute, "buffer": uniform})
+            if reports:
+                stopped = {"binding": len(entries), "visibility": compute,
+                           "buffer": {"type": "storage"}}  # fmt: skip
+                entries.append(stopped)
             group = self._native.create_bind_group_layout(entries=entries)
             pipeline = self._native.create_pipeline_layout(bind_group_layouts=[group])
-            layouts = self._layouts[writable] = (group, pipeline)
+            layouts = known[writable] = (group, pipeline)
         return layouts
 
     def new(
@@ -58,6 +65,9 @@ class Groups:
         ]
         slot = {"buffer": params, "offset": 0, "size": SLOT}
         entries.append({"binding": len(natives), "resource": slot})
+        if any(layout is group for group, _ in self._reporting.values()):
+            stopped = {"buffer": self._stopped, "offset": 0, "size": self._stopped.size}
+            entries.append({"binding": len(entries), "resource": stopped})
         return self._native.create_bind_group(layout=layout, entries=entries)
 
     def of_launches(self, launches: list[Launch], natives: list[Any], params: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from centella.backends.base import Array
 from centella.backends.webgpu.declarations import import_native, quicken
 from centella.errors import DeviceError
-from centella.host.interrupts import uninterrupted
+from centella.host.interrupts import called_back
 
 SLOT = 256  # bytes of a launch's parameters
 
@@ -236,7 +236,7 @@ def _call_back_info(kind: str, callback: Any, then: Callable[[str], None]) -> An
 _waiting: dict[Any, Callable[[str], None]] = {}  # by handle: what wgpu will call back
 
 
-@uninterrupted
+@called_back
 def _call_back(
     status: int, message: Any, key: Any, _: Any,
     ending: Callable[[], bool] = sys.is_finalizing,

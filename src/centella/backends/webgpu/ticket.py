@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,12 +34,14 @@ class WebGpuTicket:
         give_back: takes a staging buffer that is not mapped for the next read-back.
         course: is told when it is over.
         meanwhile: what whoever waits does first, if it is not done.
+        check: raises where what came back is wrong.
     """
 
     def __init__(
         self, device: Any, staging: Any, nbytes: int, places: list[tuple[int, int]],
         give_back: Callable[[Any], None], stamps: Stamps | None = None,
         course: Course | None = None, meanwhile: Callable[[], None] = lambda: None,
+        check: Callable[[Sequence[Array]], None] | None = None,
     ) -> None:  # fmt: skip
         self._device = device
         self._staging = staging
@@ -48,6 +50,7 @@ class WebGpuTicket:
         self._stamps = stamps
         self._course = course
         self._meanwhile = meanwhile
+        self._check = check
         self._nbytes = nbytes
         self._lock = threading.Lock()
         self._asked = False
@@ -114,14 +117,24 @@ class WebGpuTicket:
                 time.sleep(min(waited * PART, LONGEST))
 
     def data(self, index: int) -> Array:
-        """Bytes of one read-back; a copy that the caller owns."""
+        """Bytes of one read-back; a copy that the caller owns.
+
+        Raises:
+            LimitError: the driver has stopped a loop before.
+        """
         self.wait()
         assert self._results is not None
+        if self._check is not None:
+            self._check(self._results)
         return self._results[index]
 
     def times(self) -> Times | None:
         """Begin and end of each launch in ns of the device's clock."""
-        return None if self._stamps is None else self._stamps.times(self.data(-1))
+        if self._stamps is None:
+            return None
+        self.wait()
+        assert self._results is not None
+        return self._stamps.times(self._results[-1])
 
 
 def finished(device: Any, patience: float) -> bool:

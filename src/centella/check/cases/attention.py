@@ -12,11 +12,12 @@ def attend(
     b: int, h: int, kv: int, lq: int, lk: int, d: int, *masks: str, values: str = "normal",
     causal: bool = False, layout: str = "plain", added: Shape | None = None, hidden: bool = False,
     seen: bool = False, window: int = 0, softcap: float = 0.0, variant: str = "", pool: int = 0,
-    **options: Any,
+    spread: int = 20, **options: Any,
 ) -> Case:  # fmt: skip
     """One attention case; `added` is the shape of the mask, which is of bools if `seen`.
 
-    With a `pool` of so many blocks keys are in blocks of 64, and `lk` is how many of them.
+    The bias is for distances up to `spread`. With a `pool` of so many blocks keys are in blocks of
+    64, and `lk` is how many of them.
     """
     mask = ("bools", "bool") if seen else ("hidden" if hidden else "normal", "f32")
     keys = (kv, pool, 64, d) if pool else (b, kv, lk, d)
@@ -27,11 +28,12 @@ def attend(
         "mask": In(added or (b, h, lq, lk), *mask),
         "starts": In((b,), (-2, lk + 2), "i32"),
         "sinks": In((h,), "normal", "f32"),
+        "bias": In((h, 2 * spread + 1), "normal", "f32"),
         "blocks": In((b, lk // 64), (-1, pool + 1), "i32"),
     }
     attrs = {"causal": causal, "masks": masks, "scale": 1 / math.sqrt(d)}
-    given = {"window": window, "softcap": softcap, "variant": variant}
-    attrs |= {name: value for name, value in given.items() if value}
+    chosen = {"window": window, "softcap": softcap, "variant": variant}
+    attrs |= {name: value for name, value in chosen.items() if value}
     return Case((q, k, v, *(extra[m] for m in masks)), attrs, **options)
 
 
@@ -72,6 +74,7 @@ def attention() -> Row:
             *of_variants(),
             *sights(),
             *blocks(),
+            *biases(),
             *(attend(2, 4, 2, 3, 70, d, "starts", variant=v, sweep=d not in (64, 128))
               for d in (1, 5, 16, 17, 40, 64, 80, 96, 128, 192, 256) for v in ("stream", "split")),
         ),
@@ -109,6 +112,23 @@ def blocks() -> list[Case]:
         for variant, lq, d in (("stream", 9, 5), ("split", 3, 40), ("tiled", 9, 24),
                                ("mma", 19, 24), ("split_mma", 3, 72),
                                ("cluster_mma", 3, 72))
+        for masks, more in rows
+    ]  # fmt: skip
+
+
+def biases() -> list[Case]:
+    """A table by distance, as wide as the keys and narrower, alone and beside every other mask."""
+    rows: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        (("bias",), {"spread": 90}),
+        (("lengths", "bias"), {}),
+        (("starts", "bias"), {"spread": 3, "sweep": True}),
+        (("key_mask", "mask", "sinks", "bias"), {"causal": True, "softcap": 1.5, "sweep": True}),
+        (("lengths", "bias"), {"window": 9, "sweep": True}),
+    ]
+    return [
+        attend(2, 6, 2, lq, 77, 24, *masks, variant=variant, **more)
+        for variant, lq in (("stream", 9), ("split", 3), ("tiled", 40), ("mma", 19),
+                            ("split_mma", 3), ("cluster_mma", 3))
         for masks, more in rows
     ]  # fmt: skip
 
@@ -189,11 +209,11 @@ FORCED: dict[str, list[tuple[Sizes, tuple[str, ...], dict[str, Any]]]] = {
 
 def of_variants() -> list[Case]:
     """Cases that force a variant; views of operands where the keys are split."""
-    made = [
+    all_cases = [
         attend(*sizes, *masks, variant=variant, **more)
         for variant, rows in FORCED.items() for sizes, masks, more in rows
     ]  # fmt: skip
-    made += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
-    return made + [
+    all_cases += [attend(2, 2, 1, 6, 77, 5, layout=x, variant="split") for x in LAYOUTS[1:]]
+    return all_cases + [
         attend(1, 2, 2, 5, 70, 8, layout=x, variant="split", sweep=True) for x in LAYOUTS[1:]
     ]

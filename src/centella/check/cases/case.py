@@ -98,14 +98,14 @@ class Row(Struct, frozen=True):
 def values_of(spec: In, dtype: str, rng: np.random.Generator) -> Array:
     """Host values of an input, as its dtype stores them and computed with (bf16 as float32)."""
     kind = dtype_of(spec.dtype or dtype)
-    made = _values(spec, kind.kind, rng)
+    values = _values(spec, kind.kind, rng)
     if not kind.is_float and kind.kind != "bool" and spec.values == "normal":
         info = np.iinfo(kind.numpy)
-        made = rng.integers(info.min, info.max, spec.shape, np.int64, endpoint=True)
+        values = rng.integers(info.min, info.max, spec.shape, np.int64, endpoint=True)
     if spec.layout == "repeated":
-        made = np.repeat(made[:1], spec.shape[0], 0)
+        values = np.repeat(values[:1], spec.shape[0], 0)
     with np.errstate(over="ignore"):
-        return widen(narrow(np.asarray(made), kind), kind)
+        return widen(narrow(np.asarray(values), kind), kind)
 
 
 def _values(spec: In, kind: str, rng: np.random.Generator) -> Any:
@@ -146,16 +146,16 @@ def tensor_of(spec: In, value: Array, dtype: str, device: Device) -> Tensor:
         return broadcast_to(asarray(stored[:1], dtype=kind, device=device), stored.shape)
     if spec.layout == "state":
         state = State(stored, kind, device)
-        made = state.value
-        _states[made] = state  # which lives as long as the tensor
-        return made
-    place, whole = _place(spec.layout, stored.shape, kind.per_chunk)
+        version = state.value
+        _states[version] = state  # which lives as long as the tensor
+        return version
+    part, whole = _place(spec.layout, stored.shape, kind.per_chunk)
     around = np.full(math.prod(whole) * kind.itemsize, 0xFF, np.uint8)
     if kind.name == "bool":
         around[:] = 1
     base = around.view(kind.numpy).reshape(whole)
-    base[place] = stored
-    return asarray(base, dtype=kind, device=device)[place]
+    base[part] = stored
+    return asarray(base, dtype=kind, device=device)[part]
 
 
 def _place(layout: str, shape: Shape, chunk: int) -> tuple[tuple[Any, ...], Shape]:

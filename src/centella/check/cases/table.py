@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from centella.check.cases.attention import attention
+from centella.check.cases.caches import (
+    cache_attend,
+    cache_step,
+    cache_write,
+    cache_write_i8,
+    rope_attend,
+    rope_cache_write,
+    rope_cache_write_i8,
+)
 from centella.check.cases.case import Case, Row
 from centella.check.cases.elementwise import cast, expressions, fused
 from centella.check.cases.move import (
     arange,
     assign,
-    cache_attend,
-    cache_step,
-    cache_write,
-    cache_write_i8,
     concat,
     embedding,
     fill,
     gather,
     reshape,
     rope,
-    rope_attend,
-    rope_cache_write,
-    rope_cache_write_i8,
     scatter,
     scatter_reduce,
     take_along_axis,
@@ -120,8 +122,8 @@ def sample_of(name: str, dtype: str, caps: Caps) -> list[Case]:
     """
     cases = [case for case in cases_of(name, dtype, caps) if not case.sweep]
     dtypes = TABLE[name].dtypes
-    place, parts = dtypes.index(dtype) - 1, min(3, len(dtypes) - 1)
-    if place < 0:
+    number, parts = dtypes.index(dtype) - 1, min(3, len(dtypes) - 1)
+    if number < 0:
         return cases
     cases = [case for case in cases if dtype in WIDTHS or not case.laid_out]
-    return cases[place % parts :: parts] or cases[:1]
+    return cases[number % parts :: parts] or cases[:1]

@@ -15,6 +15,7 @@ RULES: dict[str, Rule] = expressions.RULES | statements.RULES
 def emit_wgsl(
     ir: KernelIR, *, native_f16: bool = False, keep_loops: bool = False,
     settle_floats: bool = False, enable_subgroups: bool = False, copies: Copies = (),
+    report_stops: bool = False,
 ) -> str:  # fmt: skip
     """The WGSL module of a kernel.
 
@@ -26,11 +27,13 @@ def emit_wgsl(
         settle_floats: keep a driver from rewriting float arithmetic (where a probe found it to).
         enable_subgroups: write the `enable subgroups;` line that Tint demands and naga refuses.
         copies: how often bodies of loops stand, for drivers that count rounds (`lang.rounds`).
+        report_stops: bind two words behind the parameters: how often such a driver has ended a
+            loop that was not over, and the first 32 bits of the digest of the kernel.
 
     Raises:
         TraceError: for an operation that only another target has.
     """
-    w = _written(ir, native_f16, keep_loops, settle_floats, copies)
+    w = _written(ir, native_f16, keep_loops, settle_floats, copies, report_stops)
     enabled = ["enable subgroups;"] if enable_subgroups and ir.uses_subgroups else []
     return "\n".join([*enabled, *_declarations(w), *_entry(ir), *w.lines, "  }", "}", ""])
 
@@ -42,10 +45,10 @@ def count_statements(ir: KernelIR) -> int:
 
 def _written(
     ir: KernelIR, native_f16: bool, keep_loops: bool = False, settle_floats: bool = False,
-    copies: Copies = (),
+    copies: Copies = (), report_stops: bool = False,
 ) -> Writer:  # fmt: skip
     """The statements of a kernel, a line each."""
-    w = Writer(ir, native_f16, keep_loops, settle_floats, copies)
+    w = Writer(ir, native_f16, keep_loops, settle_floats, copies, report_stops)
     for i, statement in enumerate(ir.body):
         rule = RULES.get(statement[0])
         if rule is None:
@@ -67,6 +70,10 @@ def _declarations(w: Writer) -> list[str]:
     slots = -(-(1 + len(ir.params)) // 4)
     lines.append(f"struct Params {{ v: array<vec4<u32>, {slots}> }}")
     lines.append(f"@group(0) @binding({len(ir.args)}) var<uniform> params: Params;")
+    if w.report_stops:
+        at = f"@group(0) @binding({len(ir.args) + 1})"
+        lines.append(f"{at} var<storage, read_write> stopped: array<atomic<u32>, 2>;")
+        lines.append(f"var<workgroup> ended: array<u32, {ir.workgroup}>;")
     for i, array in enumerate(ir.shared):
         size = array.words // array.width
         lines.append(f"var<workgroup> s{i}: array<{_element(array)}, {size}>;")

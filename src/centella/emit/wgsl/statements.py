@@ -125,21 +125,40 @@ def _count(w: Writer, i: int, statement: Statement) -> None:
         high = f"min({high}, {type_}(wid.x) | {high})"  # is `high`, which no driver sees
     name = w.text[i] = f"v{i}"
     onward = f"{name} += {step}"
+    leave = _leave(w, f"{name} >= {high}")
     header = f"for (var {name}: {type_} = {low}; {name} < {high}; {onward}) {{"
-    w.open(header, i, f"{onward}; if ({name} >= {high}) {{ break; }}")
+    if w.report_stops:
+        header = f"for (var {name}: {type_} = {low}; ; {onward}) {{ {leave}"
+    w.open(header, i, f"{onward}; {leave}", loop=True)
 
 
 def _loop(w: Writer, i: int, statement: Statement) -> None:
-    w.open("loop {")
+    w.open("loop {", loop=True)
 
 
 def _end(w: Writer, i: int, statement: Statement) -> None:
-    w.close()
+    block = w.close()
     w.line("}")
+    if block.loop and w.report_stops:
+        digest = f"0x{w.ir.digest[:8]}u"
+        w.line(
+            "if (ended[thread] == 0u) "
+            f"{{ atomicAdd(&stopped[0], 1u); atomicStore(&stopped[1], {digest}); }}"
+        )
+        w.line("ended[thread] = 0u;")
 
 
 def _break_if(w: Writer, i: int, statement: Statement) -> None:
-    w.line(f"if ({w.read(statement[2][0])}) {{ break; }}")
+    w.line(_leave(w, w.read(statement[2][0])))
+
+
+def _leave(w: Writer, condition: str) -> str:
+    """The end of a loop, noted where a driver may end it too.
+
+    In memory: a driver's optimiser knows of no other end, and would take a variable as set.
+    """
+    noted = "ended[thread] = 1u; " if w.report_stops else ""
+    return f"if ({condition}) {{ {noted}break; }}"
 
 
 # -- groups ----------------------------------------------------------------------------------------

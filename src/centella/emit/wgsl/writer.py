@@ -14,11 +14,16 @@ MAX_DEPTH = 12  # of operations in an expression
 
 
 class Block(Struct, frozen=True):
-    """A block that is open: its first line, how often it shall stand, what comes between."""
+    """A block that is open: its first line, how often it shall stand, what comes between.
+
+    Attributes:
+        loop: it is a loop's.
+    """
 
     first: int
     copies: int = 1
     between: str = ""
+    loop: bool = False
 
 
 class Writer:
@@ -26,9 +31,10 @@ class Writer:
 
     def __init__(
         self, ir: KernelIR, native_f16: bool, keep_loops: bool, settle_floats: bool = False,
-        copies: Copies = (),
+        copies: Copies = (), report_stops: bool = False,
     ) -> None:  # fmt: skip
         self.ir: KernelIR = ir
+        self.report_stops: bool = report_stops
         self.native_f16: bool = native_f16
         self.keep_loops: bool = keep_loops
         self.settle_floats: bool = settle_floats
@@ -112,19 +118,20 @@ class Writer:
 
     # -- blocks ---------------------------------------------------------------------------------
 
-    def open(self, header: str, index: int = -1, between: str = "") -> None:
+    def open(self, header: str, index: int = -1, between: str = "", *, loop: bool = False) -> None:
         """The first line of a block.
 
         Args:
             index: of its statement, by which `copies` know it.
             between: a line between two copies.
+            loop: it is a loop's.
         """
         self.settle()
         self.line(header)
         self.indent += 1
-        self.opened.append(Block(len(self.lines), self.copies.get(index, 1), between))
+        self.opened.append(Block(len(self.lines), self.copies.get(index, 1), between, loop))
 
-    def close(self) -> None:
+    def close(self) -> Block:
         """The end of a block's lines; its last is still to be written."""
         self.settle()
         block = self.opened.pop()
@@ -134,6 +141,7 @@ class Writer:
             again = [f"{indent}{block.between}", *once]
             self.lines[block.first :] = once + again * (block.copies - 1)
         self.indent -= 1
+        return block
 
 
 def _uses_of(ir: KernelIR) -> tuple[list[int], set[int]]:

@@ -18,7 +18,9 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, i8, u32
 from centella.emit.program import Kernel, Ref
+from centella.lang.memory import Argument
 from centella.lang.ptx.clusters import MOST_GROUPS
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, product_scale, share_of, sink_of
@@ -61,11 +63,11 @@ class Sums:
     def gather(self, warp: Warp, tile: SplitTile) -> None:
         """Add up what the warps of this group have; every group of the cluster is done with it."""
 
-        def put_stats(query: Any, high: Any, whole: Any) -> None:
+        def put_stats(query: Operand, high: Any, whole: Any) -> None:
             self._stats[query] = high
             self._stats[query + MOST_ROWS] = whole
 
-        def put_sums(query: Any, element: Any, sums: list[Any]) -> None:
+        def put_sums(query: Operand, element: Operand, sums: list[Expr]) -> None:
             self._memory.store(query * self._dim + element, sums)
 
         warp.add_up(tile, self._rows, put_stats, put_sums)
@@ -75,14 +77,14 @@ class Sums:
         else:
             lang.barrier()
 
-    def _load(self, array: Any, index: Any) -> list[Any]:
+    def _load(self, array: Any, index: Any) -> list[Expr]:
         """A word of every part."""
         if self._splits == 1:
             return [array[index]]
         ranks = (lang.const(n, u32) for n in range(self._splits))
         return [lang.ptx.cluster_load(array, index, rank) for rank in ranks]
 
-    def write(self, work: Work, masks: dict[str, Any], tile: SplitTile, y: Any) -> None:
+    def write(self, work: Work, masks: dict[str, Any], tile: SplitTile, y: Argument) -> None:
         """Write this group's share of the results; nobody's shared memory is read after."""
         per = y.dtype.per_word
         words = self._rows * self._dim // per
@@ -116,8 +118,8 @@ class Sums:
 
 
 def _cluster_mma(
-    *, tile: SplitTile, splits: int, dim: int, rows: int, scoring: Scoring, q: Any, k: Any, v: Any,
-    y: Any, **masks: Any,
+    *, tile: SplitTile, splits: int, dim: int, rows: int, scoring: Scoring, q: Argument,
+    k: Argument, v: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     if splits > 1:
         lang.ptx.cluster(splits)

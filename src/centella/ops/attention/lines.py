@@ -15,19 +15,21 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import i8, u32
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.ops.quant.numbers import number
 
 BLOCK = 64  # keys
 
 
-def piece_of(source: Any, vector: bool) -> int:
+def piece_of(source: Argument, vector: bool) -> int:
     """Elements of a row that a load of keys or values has: a chunk, a word of i8, or one."""
     if not vector:
         return 1
     return int(source.dtype.per_word if source.dtype is i8 else source.dtype.per_chunk)
 
 
-def load_piece(source: Any, start: Any, width: int, scale: Any = None) -> list[Any]:
+def load_piece(source: Any, start: Any, width: int, scale: Any = None) -> list[Operand]:
     """`width` elements of a row as f32, from a multiple of the width on.
 
     Args:
@@ -51,7 +53,7 @@ class Lines:
         head: of keys and values.
     """
 
-    def __init__(self, masks: dict[str, Any], b: Any, head: Any) -> None:
+    def __init__(self, masks: dict[str, Any], b: Operand, head: Operand) -> None:
         self._table: Any = masks.get("blocks")
         self._scales: Any = masks.get("scales")
         self._b, self._head = b, head
@@ -60,11 +62,11 @@ class Lines:
             pairs = zip("kv", self._heads, strict=True)
             self._heads = [b * lang.parameter(f"{name}b", u32) + at for name, at in pairs]
 
-    def last(self, key: Any, last: Any) -> Any:
+    def last(self, key: Operand, last: Operand) -> Any:
         """The last key up to `last` that has its row where `places(key)` says."""
         return last if self._table is None else lang.minimum(last, key | (BLOCK - 1))
 
-    def places(self, key: Any) -> list[Any]:
+    def places(self, key: Any) -> list[Expr]:
         """Where key 0 and its value would begin if all keys lay as those of this key's block do."""
         if self._table is None:
             return self._heads
@@ -75,7 +77,7 @@ class Lines:
             for name, at in zip("kv", self._heads, strict=True)
         ]  # fmt: skip
 
-    def _block(self, key: Any) -> tuple[Any, Any]:
+    def _block(self, key: Operand) -> tuple[Expr, Expr]:
         """Which block of its sequence a key is in, and which of the pool that is."""
         which = lang.minimum(key, lang.parameter("lk", u32) - 1) // BLOCK
         entry = self._table[self._b * lang.parameter("tb", u32) + which]

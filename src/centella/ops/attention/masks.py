@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bool_, f32, i32, u32
+from centella.lang.values import Expr, Operand
 
 LOWEST = -3.0e38
 
@@ -26,13 +27,13 @@ class Scoring(Struct, frozen=True):
     capped: bool = False
 
 
-def product_scale(scoring: Scoring, unit: float = 1.0) -> Any:
+def product_scale(scoring: Scoring, unit: float = 1.0) -> Expr:
     """What products of queries and keys are multiplied by; the host divides it by a cap."""
     scale = lang.parameter("scale", f32)
     return scale if scoring.capped or unit == 1.0 else scale * unit
 
 
-def bounded(score: Any, scoring: Scoring, unit: float = 1.0) -> Any:
+def bounded(score: Operand, scoring: Scoring, unit: float = 1.0) -> Any:
     """The score of a product times its factor; `unit`: LOG2E for logarithms to base 2."""
     if not scoring.capped:
         return score
@@ -42,7 +43,7 @@ def bounded(score: Any, scoring: Scoring, unit: float = 1.0) -> Any:
 
 def sink_of(
     masks: dict[str, Any], head: Any, unit: float = 1.0, lowest: float = LOWEST
-) -> tuple[Any, Any]:
+) -> tuple[Expr, Expr]:
     """Where the running maximum and sum of a head's softmax begin: with its sink, or with nothing.
 
     Args:
@@ -58,7 +59,7 @@ def sink_of(
     return lang.fmax(sink, lowest), lang.select(lang.isnan(sink), sink, weight)
 
 
-def share_of(total: Any) -> Any:
+def share_of(total: Operand) -> Expr:
     """What a sum of weighted values is multiplied by: 1 / total, and 0 where no key is seen."""
     return lang.select(total == 0.0, 0.0, 1.0 / total)
 
@@ -74,7 +75,9 @@ class Sight:
         ordered: whether it depends on a query's position what it sees.
     """
 
-    def __init__(self, masks: dict[str, Any], scoring: Scoring, b: Any, lq: Any, lk: Any) -> None:
+    def __init__(
+        self, masks: dict[str, Any], scoring: Scoring, b: Any, lq: Any, lk: Operand
+    ) -> None:
         self._masks, self._b, self._lq, self._lk = masks, b, lq, lk
         self.end: Any = lk
         if "lengths" in masks:
@@ -83,24 +86,26 @@ class Sight:
         self._window: Any = lang.parameter("window", i32) if scoring.windowed else None
         self._both_sides = scoring.windowed and not (scoring.causal or "starts" in masks)
         self.ordered: bool = scoring.causal or scoring.windowed or "starts" in masks
-        self._start: Any = lang.parameter("start", i32) if self.ordered else None
-        if "starts" in masks:  # further on no key is seen, or the same ones
+        placed = self.ordered or "bias" in masks
+        self._start: Any = lang.parameter("start", i32) if placed else None
+        if "starts" in masks:  # further on no key is seen, or the same ones with the same bias
             most = lang.bitcast(lk, i32)
             most = most if self._window is None else most + self._window
+            most = most + lang.parameter("distances", i32) if "bias" in masks else most
             given = lang.workgroup_uniform(lang.minimum(masks["starts"][b], most))
             self._start = given + self._start
             self.end = self.until(lq)
         first = self.since(lang.const(0, u32))
         self.begin: Any = lang.minimum(first, self.end) if scoring.windowed else first
 
-    def since(self, query: Any) -> Any:
+    def since(self, query: Operand) -> Expr:
         """The first key that a query sees, and those after it."""
         if self._window is None:
             return lang.const(0, u32)
         first = self._start + lang.bitcast(query, i32) - self._window + 1
         return lang.bitcast(lang.maximum(first, 0), u32)
 
-    def until(self, queries: Any) -> Any:
+    def until(self, queries: Operand) -> Any:
         """Where the keys end that the first `queries` queries see."""
         if not self.ordered:
             return self.end
@@ -108,7 +113,7 @@ class Sight:
         last = last + (self._window - 1) if self._both_sides else last
         return lang.minimum(self.end, lang.bitcast(lang.maximum(last, 0), u32))
 
-    def sees(self, query: Any, key: Any) -> Any:
+    def sees(self, query: Operand, key: Operand) -> Any:
         """Whether a key that counts stands where the query sees it."""
         at, key = self._start + lang.bitcast(query, i32), lang.bitcast(key, i32)
         if self._window is None:
@@ -129,9 +134,10 @@ class Sight:
         return inside & lang.cast(self._masks["key_mask"][at], bool_)
 
     def seen(
-        self, score: Any, counted: Any, head: Any, query: Any, key: Any, unit: float = 1.0
-    ) -> tuple[Any, Any]:
-        """A score with what the mask adds, and whether the query sees the key.
+        self, score: Operand, counted: Operand, head: Any, query: Operand, key: Operand,
+        unit: float = 1.0,
+    ) -> tuple[Operand, Operand]:  # fmt: skip
+        """A score with what bias and mask add, and whether the query sees the key.
 
         Args:
             counted: whether the key counts for any query.
@@ -139,6 +145,8 @@ class Sight:
         """
         if self.ordered:
             counted = counted & self.sees(query, key)
+        if "bias" in self._masks:
+            score = lang.fma(self._bias(head, query, key), unit, score)
         if "mask" in self._masks:
             query, key = lang.minimum(query, self._lq - 1), lang.minimum(key, self._lk - 1)
             value = _added(self._masks, self._b, head, query, key)
@@ -146,8 +154,15 @@ class Sight:
             counted = counted & ((value > LOWEST) | lang.isnan(value))
         return score, counted
 
+    def _bias(self, head: Any, query: Any, key: Any) -> Any:
+        """What the table adds for the distance of a key; further ones are as the furthest."""
+        count = lang.parameter("distances", i32)
+        away = lang.bitcast(key, i32) - (self._start + lang.bitcast(query, i32))
+        at = lang.minimum(lang.maximum(away + count // 2, 0), count - 1)
+        return self._masks["bias"][head * lang.parameter("bias_row", u32) + lang.bitcast(at, u32)]
 
-def _added(masks: dict[str, Any], b: Any, head: Any, query: Any, key: Any) -> Any:
+
+def _added(masks: dict[str, Any], b: Operand, head: Operand, query: Operand, key: Operand) -> Expr:
     """What the mask adds for a query and a key, which are both within the tensor."""
     at = b * lang.parameter("ab", u32) + head * lang.parameter("ah", u32)
     at = at + query * lang.parameter("al", u32) + key * lang.parameter("ak", u32)

@@ -28,6 +28,8 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import bf16, f32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
@@ -139,7 +141,7 @@ class _Sixteen:
                     for register in (2 * h, 2 * h + 1):
                         held[register] = held[register] * shrinks[h]
 
-    def _exponent(self, score: Any, h: int, factor: Any, fold: bool) -> Any:
+    def _exponent(self, score: Operand, h: int, factor: Operand, fold: bool) -> Any:
         if fold:
             return lang.fma(score, factor, -self.base[h])
         return (score - self.base[h]) * factor
@@ -155,7 +157,7 @@ class _Sixteen:
                 )
                 put(self.weights, 2 * j + h, [low, high])
 
-    def finish(self, y: Any, place: Any, pitch: Any, lq: Any, dim: int) -> None:
+    def finish(self, y: Any, place: Operand, pitch: Operand, lq: Operand, dim: int) -> None:
         """Divide and store; of a fragment a thread has two neighbours in two rows."""
         for h in range(2):
             total = self.total[2 * h]
@@ -167,8 +169,8 @@ class _Sixteen:
 
 
 def _attention_mma(
-    *, tile: MmaTile, dim: int, scoring: Scoring, fold: bool, q: Any, k: Any, v: Any, y: Any,
-    **masks: Any,
+    *, tile: MmaTile, dim: int, scoring: Scoring, fold: bool, q: Argument, k: Argument, v: Argument,
+    y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
     p = parameters(BY_HEAD)
@@ -212,7 +214,7 @@ def _attention_mma(
     attend.hold()
     by_all = (sight.since(first + mine + (tile.sixteens * M - 1)), sight.until(first + mine + 1))
 
-    def visible(score: Any, query: Any, key: Any) -> Any:
+    def visible(score: Operand, query: Any, key: Any) -> Expr:
         score, shown = sight.seen(score, sight.counts(key), head, query, key)
         return lang.select(shown, score, LOWEST)
 
@@ -228,7 +230,7 @@ def _attention_mma(
         for row in rows:
             if not fold:
                 row.change(key0, lambda score, *_: bounded(score * scale, scoring))
-            if "mask" in masks or "key_mask" in masks:
+            if not {"mask", "key_mask", "bias"}.isdisjoint(masks):
                 row.change(key0, visible)
             else:
                 hidden = key0 + tile.keys > by_all[1]
@@ -328,7 +330,7 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
     sizes = next((tiles for most, *tiles in MMA_TILES if dim <= most), None)
     if sizes is None or not caps.tensor_cores or not rows_of_16_bits(form):
         return None
-    smaller = lq <= FEWER_QUERIES or "mask" in masks or "key_mask" in masks
+    smaller = lq <= FEWER_QUERIES or not {"mask", "key_mask", "bias"}.isdisjoint(masks)
     smaller = smaller or form.attrs.softcap is not None
     for tile in (sizes[smaller], LEAST_TILE):
         if tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup:
@@ -339,7 +341,7 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
 def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
     """One launch: a group has the queries of a tile, of one head."""
     attrs = form.attrs
-    plain = "mask" not in attrs.masks and attrs.softcap is None
+    plain = {"mask", "bias"}.isdisjoint(attrs.masks) and attrs.softcap is None
     fold = plain and FOLDED[0] <= attrs.scale <= FOLDED[1]
     constants = (("fold", fold), ("tile", tile))
     return Lowered((launch_by_head(kernel, form, tile.queries, constants, tile.threads),))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from centella.dtypes import bool_, f32, i8, i32
+from centella.dtypes import Array, bool_, f32, i8, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Along, Axes, Dims
 from centella.op.form import Form
@@ -83,6 +83,12 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
     wanted = {"lengths": (b,), "starts": (b,), "key_mask": (b, lk), "sinks": (heads,)}.get(name)
     if wanted is not None and spec.shape != wanted:
         raise ShapeError(f"attention: expected {name} {list(wanted)}, got {list(spec.shape)}")
+    if name == "bias":
+        sizes = spec.shape
+        if len(sizes) != 2 or sizes[0] not in (1, heads) or sizes[1] % 2 == 0:
+            raise ShapeError(
+                f"attention: expected bias [{heads} or 1, an odd number], got {list(sizes)}"
+            )
     if name == "mask":
         pairs = zip(spec.shape, (b, heads, lq, lk), strict=False)
         if len(spec.shape) != 4 or any(n not in (1, m) for n, m in pairs):
@@ -94,8 +100,8 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
             f"attention: expected a float mask, which is added to the scores, or a bool one, True "
             f"where a query sees a key, got {spec.dtype.name}; mask.astype('bool') is one"
         )
-    if name == "sinks" and not spec.dtype.is_float:
-        raise DTypeError(f"attention: expected float sinks, got {spec.dtype.name}")
+    if name in ("sinks", "bias") and not spec.dtype.is_float:
+        raise DTypeError(f"attention: expected float {name}, got {spec.dtype.name}")
     if name == "key_mask" and spec.dtype.is_float:
         raise DTypeError(f"attention: expected a bool or integer key_mask, got {spec.dtype.name}")
 
@@ -110,7 +116,7 @@ def misshapen(scores: Shape, mask: Shape) -> ShapeError:
 
 
 def reference(
-    q: Any, k: Any, v: Any, *more: Any, masks: tuple[str, ...], causal: bool, scale: float,
+    q: Array, k: Array, v: Any, *more: Array, masks: tuple[str, ...], causal: bool, scale: float,
     window: int | None = None, softcap: float | None = None,
 ) -> Any:  # fmt: skip
     """The NumPy formula, over the keys that some query may see."""
@@ -135,6 +141,10 @@ def reference(
         cap = q.dtype.type(softcap)
         scores = np.tanh(scores / cap) * cap
     counts = _counts(named, causal, window, lq, lk)[..., some]
+    if "bias" in named:
+        starts = named.get("starts", np.array([lk - lq]))
+        spread = [_bias_of(named["bias"], int(start), lq, lk)[..., some] for start in starts]
+        scores = scores + np.stack(spread)
     if "mask" in named:
         whole = np.broadcast_to(named["mask"], (*named["mask"].shape[:3], lk))
         scores = scores + whole[..., some]
@@ -153,13 +163,21 @@ def reference(
     return np.divide(y, total, out=np.zeros_like(y), where=total != 0).transpose(0, 2, 1, 3)
 
 
-def _gathered(pool: Any, blocks: Any, some: slice) -> Any:
+def _gathered(pool: Array, blocks: Array, some: slice) -> Array:
     """Keys of each sequence from its blocks, [b, kv_heads, keys, d]."""
     kv_heads, count, size, dim = pool.shape
     first, last = some.start // size, -(-some.stop // size)
     table = np.minimum(blocks[:, first:last].astype(np.uint32), count - 1)
     rows = pool[:, table].swapaxes(0, 1).reshape(len(table), kv_heads, -1, dim)
     return rows[:, :, some.start - first * size : some.stop - first * size]
+
+
+def _bias_of(table: Any, start: int, lq: int, lk: int) -> Any:
+    """What a table adds for queries that stand from `start` on: a view [heads or 1, lq, lk]."""
+    count = table.shape[1]
+    away = np.arange(-lq, lk) - start
+    row = table[:, np.clip(away + count // 2, 0, count - 1)]
+    return np.lib.stride_tricks.sliding_window_view(row, lk, 1)[:, :0:-1]
 
 
 def _some(named: dict[str, Any], window: int | None, lq: int, lk: int) -> slice:
@@ -176,10 +194,10 @@ def _some(named: dict[str, Any], window: int | None, lq: int, lk: int) -> slice:
     return slice(min(max(least, 0), most), most)
 
 
-def _counts(named: dict[str, Any], causal: bool, window: int | None, lq: int, lk: int) -> Any:
+def _counts(named: dict[str, Any], causal: bool, window: int | None, lq: int, lk: int) -> Array:
     """Which keys each query sees, [b or 1, heads or 1, lq or 1, lk]."""
     key = np.arange(lk)
-    counts: Any = np.ones((1, 1, 1, lk), bool)
+    counts: Array = np.ones((1, 1, 1, lk), bool)
     if "lengths" in named:
         counts = counts & (key < named["lengths"][:, None])[:, None, None, :]
     if "key_mask" in named:
@@ -215,7 +233,8 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
     rows: Dims = (h, None, None, None) if "blocks" in form.attrs.masks else (b, h, None, None)
     made: list[Dims] = [(b, shared, q, None), rows, rows]
     of_name: dict[str, Dims] = {
-        "mask": (b, shared, q), "sinks": (shared,), "scales": rows,  # a mask broadcasts
+        "mask": (b, shared, q),  # it broadcasts
+        "sinks": (shared,), "bias": (shared,), "scales": rows,
     }  # fmt: skip
     for name, spec in zip(form.attrs.masks, form.inputs[3:], strict=True):
         own = of_name.get(name, (b,))

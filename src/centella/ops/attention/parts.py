@@ -22,6 +22,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Constants, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines
@@ -221,7 +222,7 @@ class Teams(Struct, frozen=True):
 
 
 def _combine(
-    *, early: bool, lay: Teams, scoring: Scoring, partial: Any, y: Any, **masks: Any
+    *, early: bool, lay: Teams, scoring: Scoring, partial: Argument, y: Argument, **masks: Argument
 ) -> None:
     """A group has one query.
 
@@ -239,8 +240,8 @@ def _combine(
     sight = Sight(masks, scoring, b, p["lq"], p["lk"])
     _, _, used = part_of(sight, p["splits"], scoring.windowed)
     team, lane = lang.minimum(me // lay.lanes, lay.teams - 1), me % lay.lanes
-    high, whole = sink_of(masks, head, LOG2E)
-    high, total = lang.var(high), lang.var(lang.select(team == 0, whole, 0.0))
+    first_high, whole = sink_of(masks, head, LOG2E)
+    high, total = lang.var(first_high), lang.var(lang.select(team == 0, whole, 0.0))
     mine = lang.vars(f32, CHUNK, init=0.0)
     for first in lang.range(team, used, lay.teams * lay.together):
         ahead = [first + n * lay.teams for n in range(lay.together)]
@@ -310,7 +311,7 @@ def launches_of(
     )  # fmt: skip
     second = launch(
         combine, form, parts.all_queries,
-        (("early", caps.sm >= 90), ("lay", lay), ("scoring", spans)),
+        (("early", caps.early_launch), ("lay", lay), ("scoring", spans)),
         partial | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from centella import lang
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines, load_piece
@@ -36,7 +37,9 @@ REPLACED = ("blocks", "scales")  # masks that plain rows have no use for
 MANY = 256  # queries for which blocks of 16 bits are put in order
 
 
-def _order_rows(*, k: Any, v: Any, keys: Any, values: Any, **masks: Any) -> None:
+def _order_rows(
+    *, k: Argument, v: Argument, keys: Argument, values: Argument, **masks: Argument
+) -> None:
     """A thread has eight elements of a key, and the same of its value."""
     p = parameters("kv_heads lq lk pieces blocks kl vl rb rh rl")
     group = lang.group_id()
@@ -92,13 +95,8 @@ def _behind(form: Form[AttentionAttrs], inner: Form[AttentionAttrs], lowered: Lo
     masks = form.attrs.masks
     kept = [3 + i for i, name in enumerate(masks) if name not in REPLACED]
     # q; keys and values, which are temporaries; masks; the result; temporaries of its own
-    indices = [0, count + 1, count + 2, *kept, count]
-    indices += range(count + 3, count + 3 + len(lowered.temporaries))
-    calls = (
-        replace(call, tensors=tuple(replace(r, index=indices[r.index]) for r in call.tensors))
-        for call in lowered.calls
-    )
-    return Lowered((_ordering(form, rows), *calls), (rows, rows, *lowered.temporaries))
+    operands = (0, count + 1, count + 2, *kept, count)
+    return Lowered((_ordering(form, rows),), (rows, rows)) + lowered.within(operands, count + 3)
 
 
 def with_plain_rows(variant: AttentionVariant[Any]) -> AttentionVariant[Any]:

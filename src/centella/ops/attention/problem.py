@@ -120,6 +120,9 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
             found |= steps_of("s", spec, ("ht" if pools else "bh") + "le")
         if name == "key_mask":
             found["mb"] = spec.strides[0]
+        if name == "bias":
+            row = spec.strides[0] if spec.shape[0] > 1 else 0
+            found |= {"distances": spec.shape[1], "bias_row": row}
         if name == "mask":
             repeated = (0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
             found.update(zip(("ab", "ah", "al", "ak"), repeated, strict=True))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from centella.emit.program import Call, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
@@ -71,25 +69,11 @@ def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
     inner = attention_form(form)
     q, count = inner.inputs[0], len(form.inputs)
     write, attend = cache_form(form, q).lower(caps), inner.lower(caps)
-    outputs = count + 3
-    in_write = [
-        *range(count + 2),
-        outputs,
-        *range(outputs + 1, outputs + 1 + len(write.temporaries)),
-    ]
-    first = outputs + 1 + len(write.temporaries)
-    in_attend = [outputs, 0, 1, *(5 for _ in inner.attrs.masks), count + 2,
-                 *range(first, first + len(attend.temporaries))]  # fmt: skip
+    between = count + 3
+    first = Lowered((), (q,)) + write.within((*range(count + 2), between), between + 1)
+    operands = (between, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
     after = {4: 1} if "blocks" in inner.attrs.masks else {}  # blocks begin behind the start
-    calls = (*(_moved(c, in_write, {}) for c in write.calls),
-             *(_moved(c, in_attend, after) for c in attend.calls))  # fmt: skip
-    return Lowered(calls, (q, *write.temporaries, *attend.temporaries))
-
-
-def _moved(call: Call, to: list[int], offsets: dict[int, int]) -> Call:
-    """A launch of another op: its operand n is operand `to[n]`, from an element on."""
-    tensors = (Ref(to[r.index], r.spec, r.offset + offsets.get(r.index, 0)) for r in call.tensors)
-    return replace(call, tensors=tuple(tensors))
+    return first + attend.within(operands, between + len(first.temporaries), after)
 
 
 CLUSTER: Variant[Form[RopeAttendAttrs], ClusterTile] = Variant(

@@ -15,6 +15,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
 from centella.ops.attention.cluster_mma import Sums
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Work
@@ -177,8 +178,8 @@ class StepRows:
 
 def _rope_attend(
     *, tile: SplitTile, splits: int, dim: int, rows: int, tokens: int, scoring: Scoring,
-    layout: tuple[tuple[str, bool], ...], x: Any, cos: Any, sin: Any, starts: Any, y: Any,
-    keys: Any, values: Any, norms: Any = None,
+    layout: tuple[tuple[str, bool], ...], x: Argument, cos: Argument, sin: Argument,
+    starts: Argument, y: Argument, keys: Argument, values: Argument, norms: Argument | None = None,
     blocks: bool,
 ) -> None:  # fmt: skip
     if splits > 1:

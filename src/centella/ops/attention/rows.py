@@ -14,6 +14,8 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, i32
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, product_scale, share_of
 from centella.ops.attention.weights import LOG2E, put
 
@@ -23,8 +25,8 @@ SLACK = 8.0  # powers of two by which a maximum may be passed
 
 
 def grow(
-    scores_of: Callable[[int], Iterable[Any]], base: list[Any], scale: Any, fold: bool = True
-) -> tuple[list[Any], list[Any]]:
+    scores_of: Callable[[int], Iterable[Any]], base: list[Any], scale: Operand, fold: bool = True
+) -> tuple[list[Expr], list[Expr]]:
     """Look for new maxima: of both rows, whether one grew too much, and what sums shrink by.
 
     Args:
@@ -49,7 +51,9 @@ def grow(
     return grown, shrinks
 
 
-def store_row(y: Any, row: Any, column: Any, dim: int, pairs: Iterable[list[Any]]) -> None:
+def store_row(
+    y: Argument, row: Operand, column: Operand, dim: int, pairs: Iterable[list[Expr]]
+) -> None:
     """Store a thread's pairs of a row from its column on, 8 apart, those within the head."""
     for j, pair in enumerate(pairs):
         if (j + 1) * 8 <= dim:
@@ -93,7 +97,7 @@ class Rows:
             for r in range(self.scores.registers):
                 self.scores[r] = bounded(self.scores[r] * scale, self._scoring, LOG2E)
 
-    def hide(self, key0: Any) -> None:
+    def hide(self, key0: Operand) -> None:
         """Lower the scores of keys that do not count for a query."""
         for h in range(2):
             column = lang.bitcast(key0 + self._column, i32)
@@ -112,7 +116,7 @@ class Rows:
         """Registers of scores of one of the two rows."""
         return [r for r in range(self.scores.registers) if r // 2 % 2 == h]
 
-    def soften(self) -> tuple[Any, list[Any]]:
+    def soften(self) -> tuple[Expr, list[Expr]]:
         """Scores become weights; whether a maximum was replaced, and what each row shrinks by."""
         grown, shrinks = grow(
             lambda h: (self.scores[r] for r in self._of(h)), self._base, self._factor
@@ -141,14 +145,14 @@ class Rows:
         for total, of_row in zip(self._total, sums, strict=True):
             total.set(of_row[0] + of_row[1])
 
-    def shrink(self, grown: Any, shrinks: list[Any]) -> None:
+    def shrink(self, grown: Operand, shrinks: list[Expr]) -> None:
         """Rescale what was summed, where a maximum was replaced."""
         with lang.if_(grown):
             for register in range(self.out.registers):
                 self.out[register] = self.out[register] * shrinks[register // 2 % 2]
 
     def finish(
-        self, y: Any, place: Any, pitch: Any, lq: Any, dim: int,
+        self, y: Any, place: Operand, pitch: Operand, lq: Operand, dim: int,
         scale_of: Callable[[int], Any] | None = None,
     ) -> None:  # fmt: skip
         """Divide and store; `scale_of`: what columns from one on are multiplied by."""
@@ -161,7 +165,7 @@ class Rows:
                 row = place + self._queries[h] * pitch + self._column
                 store_row(y, row, self._column, dim, self._results(h, factor, dim, scale_of))
 
-    def _results(self, h: int, factor: Any, dim: int, scale_of: Any) -> Iterable[list[Any]]:
+    def _results(self, h: int, factor: Operand, dim: int, scale_of: Any) -> Iterable[list[Expr]]:
         for j in range(-(-dim // 8)):
             values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
             if scale_of is not None:

@@ -8,11 +8,10 @@ multiplied by a power of two for each head and sixteen of its elements, which br
 
 from __future__ import annotations
 
-from typing import Any
-
 from centella import lang
 from centella.dtypes import f16, f32, u32
 from centella.emit.program import Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, Sight
@@ -28,7 +27,7 @@ INFINITE = 0x7F800000
 LEAST = 16  # exponent below which scales would not be normal numbers
 
 
-def _scale_values(*, v: Any, kept: Any, scales: Any, **masks: Any) -> None:
+def _scale_values(*, v: Argument, kept: Argument, scales: Argument, **masks: Argument) -> None:
     """A group has sixteen elements of all keys of one head: their largest, then each scaled."""
     p = parameters("kv_heads slabs lq lk vb vh vl fb fh fl")
     number = lang.group_id()

@@ -7,6 +7,8 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import u32
+from centella.lang.memory import Shared
+from centella.lang.values import Expr, Operand
 from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.tiles import Tile
 
@@ -76,7 +78,9 @@ class Rows:
                 with lang.if_(index < self._total):
                     self._put(values, slab, words, row, column)
 
-    def _put(self, values: list[Any], slab: Any, words: Any, row: Any, column: Any) -> None:
+    def _put(
+        self, values: list[Expr], slab: Shared, words: Operand, row: Operand, column: Operand
+    ) -> None:
         tile = self._tile
         if not self._turn:
             at = words + row * tile.columns + column

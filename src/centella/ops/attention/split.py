@@ -16,6 +16,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import load_piece, piece_of
@@ -78,7 +80,7 @@ class Layout(Struct, frozen=True):
         """Words for the partial products; later for one query's sums of every team."""
         return max(self.lanes * self.pitch, self.teams * self.whole)
 
-    def element(self, lane: Any, piece: int) -> Any:
+    def element(self, lane: Operand, piece: int) -> Expr:
         """The first element of a thread's piece; it may lie past the head."""
         return (lane + piece * self.lanes) * self.width
 
@@ -104,11 +106,11 @@ class _Thread:
         self.shrinks = lang.shared(f32, lay.teams * lay.rows)
 
     @property
-    def works(self) -> Any:
+    def works(self) -> Expr:
         return self.me < self.lay.lanes * self.lay.teams
 
     @property
-    def leads(self) -> Any:
+    def leads(self) -> Expr:
         return self.me < self.lay.teams * self.lay.rows
 
     def read(self, work: Work, scale: Any, q: Any, k: Any, v: Any) -> None:
@@ -142,7 +144,7 @@ class _Thread:
             lang.barrier()
             self._accumulate(values)
 
-    def _load(self, source: Any, place: Any, clean: bool, scale: Any) -> list[Any]:
+    def _load(self, source: Any, place: Operand, clean: bool, scale: Any) -> list[Expr]:
         """A thread's elements of a row; where `clean`, zeros for those past the head."""
         lay, loaded = self.lay, list[Any]()
         last = (lay.dim - 1) // lay.width * lay.width
@@ -164,7 +166,7 @@ class _Thread:
                 at = self.lane * lay.pitch + self.team * lay.scores + n
                 self.scratch.store(at, products[n : n + 4])
 
-    def _gather(self) -> list[Any]:
+    def _gather(self) -> list[Expr]:
         """A leader's scores: the partial products of its team, in the order of the head."""
         lay, scores, memory = self.lay, list[Any](), self.scratch
         for lane in range(lay.lanes):
@@ -173,7 +175,7 @@ class _Thread:
             scores = [a + b for a, b in zip(scores, found, strict=True)] if lane else found
         return scores
 
-    def _soften(self, found: list[tuple[Any, Any]]) -> None:
+    def _soften(self, found: list[tuple[Expr, Expr]]) -> None:
         """A leader's step of the running softmax: weights of the new keys, what shrinks the old.
 
         Args:
@@ -191,7 +193,7 @@ class _Thread:
         self.total.set(total)
         self.top.set(high)
 
-    def _accumulate(self, values: list[list[Any]]) -> None:
+    def _accumulate(self, values: list[list[Expr]]) -> None:
         lay, weights = self.lay, list[Any]()
         for n in range(0, lay.scores, 4):
             weights += self.weights.load(self.team * lay.scores + n)
@@ -203,7 +205,7 @@ class _Thread:
                     value = lang.fma(weights[row * lay.keys + j], values[j][d], value)
                 self.out[row][d].set(value)
 
-    def weigh(self) -> tuple[Any, Any]:
+    def weigh(self) -> tuple[Operand, Operand]:
         """Weights of the teams; of query `me % rows` the maximum, and the sum of all its weights.
 
         Memory `weights` has them by team and query.
@@ -226,7 +228,7 @@ class _Thread:
                 whole += self.weights[(lay.teams + team) * lay.rows + row]
         return highest, whole
 
-    def add_up(self, row: int, partial: Any, place: Any, wanted: Any) -> None:
+    def add_up(self, row: int, partial: Any, place: Operand, wanted: Operand) -> None:
         """Write the sums of a query over all teams, in order, where it is `wanted`."""
         lay = self.lay
         with lang.if_(self.works):
@@ -258,8 +260,8 @@ def _dot(query: list[Any], key: list[Any]) -> Any:
 
 
 def _split(
-    *, dim: int, rows: int, scoring: Scoring, vector: bool, q: Any, k: Any, v: Any,
-    partial: Any, **masks: Any,
+    *, dim: int, rows: int, scoring: Scoring, vector: bool, q: Argument, k: Argument, v: Argument,
+    partial: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     work = Work(masks, scoring, rows)
     my = _Thread(Layout(dim, rows, piece_of(k, vector)))

@@ -12,6 +12,8 @@ from typing import Any
 from centella import lang
 from centella.dtypes import i8
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, product_scale
@@ -25,8 +27,8 @@ from centella.specs import Caps
 
 
 def _split_mma(
-    *, tile: SplitTile, dim: int, rows: int, scoring: Scoring, q: Any, k: Any, v: Any,
-    partial: Any, **masks: Any,
+    *, tile: SplitTile, dim: int, rows: int, scoring: Scoring, q: Argument, k: Argument,
+    v: Argument, partial: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
@@ -42,7 +44,7 @@ def _split_mma(
             partial[at] = high
             partial[at + 1] = whole
 
-        def put_sums(query: Any, element: Any, sums: list[Any]) -> None:
+        def put_sums(query: Any, element: Operand, sums: list[Expr]) -> None:
             partial.store(work.results(query).sums + element, sums)
 
         warp.add_up(tile, rows, put_stats, put_sums)

@@ -27,6 +27,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import bf16, f32, u32
 from centella.lang.ptx import Fragment
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import Work
@@ -88,10 +89,10 @@ class CachedRows(Struct, frozen=True, eq=False):
         """As of `RowSource`."""
         return self._reader(self.v, self.work.lines.places(first)[1], "vl")
 
-    def _reader(self, source: Any, start: Any, pitch: str) -> Read:
+    def _reader(self, source: Any, start: Operand, pitch: str) -> Read:
         step, last = lang.parameter(pitch, u32), self.work.end - 1
 
-        def read(key: Any, element: Any) -> list[Any]:
+        def read(key: Operand, element: Any) -> list[Expr]:
             at = start + lang.minimum(key, last) * step
             return source.load_bits(at + element)  # type: ignore[no-any-return]  # traced
 
@@ -164,7 +165,7 @@ class Warp:
     def _sums(self) -> list[Any]:
         return [*chain.from_iterable(self.out), self.total]
 
-    def element(self, part: int, size: int, lane: Any) -> tuple[Any, Any]:
+    def element(self, part: int, size: int, lane: Operand) -> tuple[Any, Any]:
         """The first element of this thread's chunk of a part; whether it lies within the head."""
         first = lane * self.chunk + part * size
         if (part + 1) * size <= self.dim:
@@ -195,7 +196,7 @@ class Warp:
                 for var, word in zip(into, read(key, element), strict=True):
                     var.set(word if inside is None else lang.select(inside, word, 0))
 
-    def key(self, first: Any, n: int, e: int) -> Any:
+    def key(self, first: Operand, n: int, e: int) -> Any:
         """Of the keys from one on: what register e of scores n belongs to."""
         return first + (self.number * KEYS + n * 8 + e) + self.c * 2
 
@@ -210,7 +211,7 @@ class Warp:
                     for var, word in zip(into, read(key, element), strict=True):
                         var.set(word)
 
-    def walk(self, begin: Any, end: Any, step: int, scale: Any, source: RowSource) -> None:
+    def walk(self, begin: Operand, end: Operand, step: int, scale: Any, source: RowSource) -> None:
         """Take the keys from `begin`, whose loads have begun, to `end`."""
         for first in lang.range(begin, end, step):
             after = first + step
@@ -231,11 +232,11 @@ class Warp:
                 self.keys_of[0], self.keys_of[1] = words[i % 2 * 2], words[i % 2 * 2 + 1]
                 lang.ptx.mma_sync(scores, query, self.keys_of)
 
-    def product(self, n: int, e: int, scale: Any) -> Any:
+    def product(self, n: int, e: int, scale: Operand) -> Any:
         """Register e of scores n, times the factor of scores."""
         return self.scores[n][e] * scale
 
-    def weigh(self, n: int, both: list[Any]) -> None:
+    def weigh(self, n: int, both: list[Expr]) -> None:
         """Keep the weights of two keys."""
         put(self.weights, n, both)
 
@@ -319,7 +320,7 @@ class Warp:
                 totals[self.number * MOST_ROWS + query] = self.total[e]
         lang.barrier()
 
-        def weights_of(query: Any) -> tuple[Any, list[Any]]:
+        def weights_of(query: Operand) -> tuple[Expr, list[Expr]]:
             """The maximum of a query, and what each warp's sums are to be multiplied with."""
             each = [tops[n * MOST_ROWS + query] for n in range(tile.warps)]
             high = reduce(lang.fmax, each)

@@ -19,6 +19,7 @@ from typing import Any
 from centella import lang
 from centella.dtypes import bf16, f32, i8
 from centella.lang.ptx import Fragment
+from centella.lang.values import Operand
 from centella.op.form import Form
 from centella.ops.attention import split_warp
 from centella.ops.attention.parts import Work
@@ -86,7 +87,7 @@ class WarpI8(Warp):
                 self.keys_of[0], self.keys_of[1] = lang.ptx.widen_i8(word, self.dtype)
                 lang.ptx.mma_sync(scores, query, self.keys_of)
 
-    def product(self, n: int, e: int, scale: Any) -> Any:
+    def product(self, n: int, e: int, scale: Operand) -> Any:
         """Register e of scores n, times the scale of its key and the factor of scores."""
         return self.scores[n][e] * (self.key_scales[n][e] * scale)
 

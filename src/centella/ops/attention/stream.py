@@ -13,6 +13,8 @@ from typing import Any
 from centella import lang
 from centella.dtypes import f32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines, load_piece, piece_of
@@ -64,8 +66,9 @@ def _rows(
 
 
 def _attention(
-    *, dim: int, part: int, queries: int, keys: int, together: int, scoring: Scoring,
-    native: bool, vector: bool, vector_y: bool, q: Any, k: Any, v: Any, y: Any, **masks: Any,
+    *, dim: int, part: int, queries: int, keys: int, together: int, scoring: Scoring, native: bool,
+    vector: bool, vector_y: bool, q: Argument, k: Argument, v: Argument, y: Argument,
+    **masks: Argument,
 ) -> None:  # fmt: skip
     p = parameters(BY_HEAD)
     words = -(-dim // 8) * 8
@@ -106,7 +109,9 @@ def _attention(
             _store(y, place, piece * part, [v * factor for v in out[i]], dim, vector_y)
 
 
-def _store(y: Any, place: Any, first: Any, values: list[Any], dim: int, vector: bool) -> None:
+def _store(
+    y: Argument, place: Operand, first: Operand, values: list[Expr], dim: int, vector: bool
+) -> None:
     """A query's results from element `first` of the head; nothing past the head's last word."""
     width, part = y.dtype.per_chunk if vector else y.dtype.per_word, len(values)
     for d in range(0, part, width):
@@ -120,10 +125,10 @@ def _store(y: Any, place: Any, first: Any, values: list[Any], dim: int, vector: 
                 y.store(place + first + d, lanes)
 
 
-def _query(q: Any, start: Any, dim: int, vector: bool, scale: Any) -> list[Any]:
+def _query(q: Argument, start: Operand, dim: int, vector: bool, scale: Operand) -> list[Expr]:
     """One query row, scaled, in registers."""
     width = q.dtype.per_chunk if vector else 1
-    values: list[Any] = []
+    values: list[Expr] = []
     for d in range(0, dim, width):
         loaded = q.load(start + d) if width > 1 else [q[start + d]]
         values += [v * scale for v in loaded]
@@ -131,14 +136,14 @@ def _query(q: Any, start: Any, dim: int, vector: bool, scale: Any) -> list[Any]:
 
 
 def _some_keys(
-    j0: Any, count: int, key0: Any, mine: Any, query: Any, key_tile: Any, value_tile: Any,
+    j0: Operand, count: int, key0: Operand, mine: Any, query: Any, key_tile: Any, value_tile: Any,
     words: int, part: int, dim: int, top: Any, total: Any, out: Any, sight: Sight,
     scoring: Scoring, head: Any, unit: float, native: bool,
 ) -> None:  # fmt: skip
     """A few keys: scores, the new maximum, and one rescaling of what was summed."""
     of_keys = [_dots(query, key_tile, (j0 + j) * words, dim) for j in range(count)]
     scores = [list(of_query) for of_query in zip(*of_keys, strict=True)]
-    weights: list[list[Any]] = []
+    weights: list[list[Expr]] = []
     for i, row in enumerate(mine):
         found = []
         for j, score in enumerate(scores[i]):
@@ -162,7 +167,7 @@ def _some_keys(
                 out[i][d + e].set(value)
 
 
-def _dots(queries: list[list[Any]], tile: Any, at: Any, dim: int) -> list[Any]:
+def _dots(queries: list[list[Any]], tile: Any, at: Any, dim: int) -> list[Operand]:
     """The products of every query with a key, which is loaded once."""
     sums: list[list[Any]] = [[None, None] for _ in queries]
     for d in range(0, dim, 4):

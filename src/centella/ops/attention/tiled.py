@@ -18,6 +18,8 @@ from typing import Any
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines
@@ -39,8 +41,8 @@ from centella.specs import Caps
 
 
 def _attention(
-    *, tile: Tile, dim: int, scoring: Scoring, native: bool, vector: bool, vector_y: bool, q: Any,
-    k: Any, v: Any, y: Any, **masks: Any,
+    *, tile: Tile, dim: int, scoring: Scoring, native: bool, vector: bool, vector_y: bool,
+    q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     p = parameters(BY_HEAD)
     block, group = lang.group_id() % p["blocks"], lang.group_id() // p["blocks"]
@@ -99,7 +101,7 @@ def _attention(
 
 
 def _show(
-    my: _Thread, scores: Any, tile: Tile, key0: Any, end: Any, first: Any, sight: Sight,
+    my: _Thread, scores: Any, tile: Tile, key0: Operand, end: Any, first: Operand, sight: Sight,
     scoring: Scoring, masks: dict[str, Any], head: Any, unit: float,
 ) -> None:  # fmt: skip
     """Scale the scores, to base 2 without an additive mask, and hide those that do not count."""
@@ -114,10 +116,10 @@ def _show(
             counted = sight.counts(key, end)
             for i in range(tile.tq):
                 score = scores[i][j]
-                value, seen = sight.seen(score, counted, head, first + my.query(i), key)
+                value, seen = sight.seen(score, counted, head, first + my.query(i), key, unit)
                 score.set(lang.select(seen, value, HIDDEN))
 
-    if {"mask", "key_mask"} & set(masks):
+    if {"mask", "key_mask", "bias"} & set(masks):
         hide()
         return
     some = key0 + tile.bk > sight.until(first + 1)
@@ -133,7 +135,7 @@ class _Thread:
     Thread t < bq has the running maximum of query t. Warps are 4 threads down, 8 across.
     """
 
-    def __init__(self, tile: Tile, native: bool, begins: tuple[Any, Any]) -> None:
+    def __init__(self, tile: Tile, native: bool, begins: tuple[Expr, Expr]) -> None:
         t, warps = lang.local_id(), tile.across // 8
         self.tile, self.native = tile, native
         self.me = t
@@ -147,11 +149,11 @@ class _Thread:
         self.tops = lang.shared(f32, tile.bq)
         self.shrinks = lang.shared(f32, tile.bq)
 
-    def query(self, i: int) -> Any:
+    def query(self, i: int) -> Expr:
         """A query of the thread's, within the tile."""
         return self.down * 4 + (i // 4 * self._spacing + i % 4)
 
-    def key(self, j: int) -> Any:
+    def key(self, j: int) -> Expr:
         """A key of the thread's, within the step."""
         return self.across * 4 + (j // 4 * 4 * self.tile.across + j % 4)
 
@@ -160,21 +162,21 @@ class _Thread:
         """Queries from one four of a thread to the next."""
         return self.tile.bq // (self.tile.tq // 4)
 
-    def _of_queries(self, array: Any, chunk: Any) -> list[Any]:
+    def _of_queries(self, array: Any, chunk: Operand) -> list[Expr]:
         """A word for each query of the thread's, of words for all that begin at a chunk."""
-        found: list[Any] = []
+        found: list[Expr] = []
         for g in range(self.tile.tq // 4):
             found += array.load_chunk(chunk + self.down + g * (self._spacing // 4))
         return found
 
-    def _leave(self, row: Any, values: list[Any]) -> None:
+    def _leave(self, row: Operand, values: list[Expr]) -> None:
         """Store a word for each query of the thread's in a row of the weights."""
         at = row * (self.tile.pitch // 4) + self.down
         for g in range(self.tile.tq // 4):
             place = at + g * (self._spacing // 4)
             self.weights.store_chunk(place, values[4 * g : 4 * g + 4])
 
-    def score(self, scores: Any, slab: Any, stage: Any) -> None:
+    def score(self, scores: Any, slab: Any, stage: Operand) -> None:
         """Add the products of a slab's elements."""
         tile = self.tile
         base = stage * (tile.slab // 4)
@@ -182,7 +184,7 @@ class _Thread:
         for d in range(tile.depth):
             pad = d // 4 * tile.pad
             query = self._of_queries(slab, base + (d * tile.bq + pad) // 4)
-            key: list[Any] = []
+            key: list[Expr] = []
             for g in range(tile.tk // 4):
                 key += slab.load_chunk(right + ((d * tile.bk + pad) // 4 + g * tile.across))
             for i, a in enumerate(query):
@@ -217,7 +219,7 @@ class _Thread:
         for j in range(tile.tk):
             self._leave(self.across + j * tile.across, [row[j] for row in scores])
 
-    def accumulate(self, slab: Any, i: Any, stage: Any) -> None:
+    def accumulate(self, slab: Any, i: Operand, stage: Operand) -> None:
         """Add the values of a slab's keys, each times its weight."""
         tile = self.tile
         each = 4 * tile.across // tile.depth  # slabs of a four of keys of every thread
@@ -227,7 +229,7 @@ class _Thread:
             weight = self._of_queries(
                 self.weights, left + (n % 4 * tile.across + n // 4) * (tile.pitch // 4)
             )
-            value: list[Any] = []
+            value: list[Expr] = []
             for g in range(tile.td // 4):
                 value += slab.load_chunk(right + (n * tile.columns // 4 + g * tile.across))
             for r, w in enumerate(weight):
@@ -235,8 +237,9 @@ class _Thread:
                     self.sums[r][c].set(lang.fma(w, x, self.sums[r][c]))
 
     def finish(
-        self, y: Any, place: Any, first: Any, p: dict[str, Any], dim: int, vector: bool
-    ) -> None:
+        self, y: Argument, place: Operand, first: Operand, p: dict[str, Expr], dim: int,
+        vector: bool,
+    ) -> None:  # fmt: skip
         """Divide by the totals and store; zeros for a query without keys."""
         tile = self.tile
         self._leave(self.across, list(self.totals))

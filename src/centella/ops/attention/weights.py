@@ -6,6 +6,7 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.lang.values import Expr, Operand
 
 HIDDEN = -3.2e38  # the score of a hidden key: below every maximum, whose least is `masks.LOWEST`
 LOG2E = 1.4426950408889634
@@ -14,7 +15,7 @@ MORE = 2.0**-20  # of a weight, by which its second part is too large
 _LEAST, _INFINITE = 0xC2FE0000, 0xFF800000  # the bits of -127 and of -inf
 
 
-def power(x: Any, native: bool = False) -> Any:
+def power(x: Operand, native: bool = False) -> Expr:
     """2^x for x <= 0, within 4 ulp; 0 below -126.5, NaN of NaN (see `lang.math` for the ways).
 
     Args:
@@ -32,7 +33,7 @@ def power(x: Any, native: bool = False) -> Any:
     return p * whole_power(whole)
 
 
-def whole_power(x: Any) -> Any:
+def whole_power(x: Operand) -> Expr:
     """2^x for whole x from -126 on; 0 for -127."""
     return lang.bitcast(lang.bitcast(x + 12583039.0, u32) << 23, f32)  # 1.5 * 2^23 + 127
 

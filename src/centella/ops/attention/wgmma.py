@@ -23,6 +23,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import bf16, u32
 from centella.emit.program import Kernel, Ref
+from centella.lang.memory import Argument
+from centella.lang.values import Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, Sight, sink_of
@@ -127,8 +129,8 @@ class _Shared:
 
 
 def _attention_wgmma(
-    *, tile: WgmmaTile, dim: int, scoring: Scoring, q: Any, k: Any, v: Any, y: Any,
-    scales: Any = None, **masks: Any,
+    *, tile: WgmmaTile, dim: int, scoring: Scoring, q: Argument, k: Argument, v: Argument,
+    y: Argument, scales: Argument | None = None, **masks: Argument,
 ) -> None:  # fmt: skip
     p = parameters(
         "batch heads kv_heads share lq lk dim qb qh ql kb kh kl vb vh vl yb yh yl blocks"
@@ -168,7 +170,7 @@ def _produce(
     shared.arrived.expect(0, 2 * tile.queries * shared.width)
     lang.ptx.tma_load(of_q, (0, first, head, b), 0, shared.arrived, 0)
 
-    def load(source: Any, full: Any, empty: Any, ring: Ring, step: Any) -> None:
+    def load(source: Any, full: Any, empty: Any, ring: Ring, step: Operand) -> None:
         stage = ring.stage.get()
         empty.wait(stage, ring.parity ^ 1)
         full.expect(stage, 2 * tile.keys * shared.width)
@@ -188,8 +190,9 @@ class _Consumer:
     """A warpgroup's 64 queries and where it is in the rings."""
 
     def __init__(
-        self, shared: _Shared, first: Any, sight: Sight, scoring: Scoring, begins: tuple[Any, Any]
-    ) -> None:
+        self, shared: _Shared, first: Any, sight: Sight, scoring: Scoring,
+        begins: tuple[Operand, Operand],
+    ) -> None:  # fmt: skip
         self.shared, self.sight, tile = shared, sight, shared.tile
         self.mine = lang.ptx.warpgroup() - 1
         self.first = first + self.mine * M
@@ -299,7 +302,7 @@ class _Consumer:
                 lang.ptx.wgmma_held(self.rows.out, part, shared.values, at, b_along_k=False)
         lang.ptx.wgmma_commit()
 
-    def _clean(self, key0: Any) -> None:
+    def _clean(self, key0: Operand) -> None:
         """Zeros for the rows of values past the last key that counts, once they are there."""
         shared, tile = self.shared, self.shared.tile
         shared.full_v.wait(0, 0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
+from centella.lang.values import Expr
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.conv1d.op import Conv1dAttrs
@@ -16,7 +16,7 @@ from centella.ops.elements import Number, element_call
 from centella.ops.fill import kernel as fill
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
-from centella.ops.matmul.choice import after_copies, product_calls
+from centella.ops.matmul.choice import product_calls
 from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.product import Product
 from centella.ops.rows import place_of
@@ -25,7 +25,7 @@ from centella.specs import Caps, Spec
 WORKGROUP = 256
 
 
-def _pack(*, vector: bool, x: Any, y: Any) -> None:
+def _pack(*, vector: bool, x: Argument, y: Argument) -> None:
     """A thread a chunk: y[r, l channels + c] = x[r, l - before, c], zeros outside its extent.
 
     `vector`: channels are neighbours in x, and a chunk has one place l.
@@ -36,7 +36,7 @@ def _pack(*, vector: bool, x: Any, y: Any) -> None:
     )
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
         row, column = place_of(width)
-        out: list[Any] = []
+        out: list[Expr] = []
         for j in range(0, width, width if vector else 1):
             tap = (column + j) // channels
             channel = (column + j) - tap * channels
@@ -106,4 +106,5 @@ def conv1d(form: Form[Conv1dAttrs], caps: Caps) -> Lowered:
     product = Product(problem, (a, b, *bias, y), names, activation=form.attrs.activation)
     lowered = product_calls("conv1d", product, form.attrs.variant, caps)
     copies = Lowered(tuple(calls), tuple(temporaries))
-    return after_copies(copies, (*places, *range(2, len(form.inputs) + 1)), lowered)
+    own = len(form.inputs) + 1
+    return copies + lowered.within((*places, *range(2, own)), own + len(temporaries))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from centella.dtypes import Array
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
@@ -49,7 +50,9 @@ def rule(specs: tuple[Spec, ...], attrs: Conv1dAttrs) -> tuple[Out, ...]:
     return (((x.shape[0], (whole - taps) // attrs.stride + 1, weight.shape[0]), x.dtype),)
 
 
-def reference(x: Any, weight: Any, *bias: Any, stride: int, padding: int, activation: str) -> Any:
+def reference(
+    x: Array, weight: Array, *bias: Array, stride: int, padding: int, activation: str
+) -> Any:
     """The NumPy formula: the product of overlapping rows with the weights."""
     batch, channels, length = x.shape
     out, _, taps = weight.shape

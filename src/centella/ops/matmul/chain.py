@@ -20,17 +20,21 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from centella.dtypes import DType, dtype_of
+from centella.dtypes import Array, DType, dtype_of
 from centella.errors import DTypeError, ShapeError
+from centella.op.axes import LETTERS, WHOLE, Axes, axes
+from centella.op.form import Form, loaded
 from centella.op.op import Op, Out
+from centella.op.variant import APART
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
 from centella.ops.matmul.normed import reference as product_of
 from centella.ops.matmul.problem import THIN
-from centella.specs import Shape, Spec
+from centella.specs import Caps, Shape, Spec
 
 GIVEN = -1  # the residual is the op's operand
-VARIANTS = ("resident", "apart")
+VARIANTS = ("resident", APART)
+FASTER: frozenset[str] = frozenset()  # PTX targets on which "resident" was measured to be faster
 T = TypeVar("T")
 
 
@@ -146,11 +150,11 @@ def rule(specs: tuple[Spec, ...], attrs: ChainAttrs) -> tuple[Out, ...]:
     return tuple(every[i] for i in results(attrs))
 
 
-def reference(x: Any, *more: Any, **named: Any) -> Any:
+def reference(x: Array, *more: Array, **named: Any) -> Any:
     """The NumPy formula."""
     attrs = ChainAttrs(**named)
-    operands: tuple[Any, ...] = (x, *more)
-    every: list[Any] = []
+    operands: tuple[Array, ...] = (x, *more)
+    every: list[Array] = []
     for link, _, own in parted(operands, attrs):
         extras = [name for name in ("norm", "bias") if getattr(link, name)]
         arrays = list(own[1:])
@@ -166,7 +170,24 @@ def reference(x: Any, *more: Any, **named: Any) -> Any:
     return tuple(every[i] for i in kept) if len(kept) > 1 else every[-1]
 
 
+def axes_of(form: Form[ChainAttrs]) -> Axes:
+    """Rows of x. A link reads all outputs of the one before, so nothing else is divided."""
+    rows = LETTERS[: len(form.inputs[0].shape) - 1] + WHOLE
+    own = len(form.inputs) - 1 - form.attrs.given
+    weights = [WHOLE * len(spec.shape) for spec in form.inputs[len(form.inputs) - own :]]
+    return axes([rows] * (1 + form.attrs.given) + weights, [rows] * len(form.outputs))
+
+
+def preferred(form: Form[ChainAttrs], caps: Caps) -> bool:
+    """Of several links, where one launch was measured to be faster or is forced, and fits."""
+    wanted = form.attrs.variant is not None or caps.arch in FASTER
+    if not wanted or len(form.attrs.links) < 2 or not form.within_binding(caps):
+        return False
+    return loaded("centella.ops.matmul.chain_kernel:tile_of")(form, caps) is not None
+
+
 CHAIN: Op[ChainAttrs] = Op(
     "linear_chain", rule, reference, "centella.ops.matmul.chain_kernel:lower", takes_rows,
-    VARIANTS, attrs=ChainAttrs, doc=__doc__ or "",
+    VARIANTS, attrs=ChainAttrs, preferred=preferred, narrower=True, axes=axes_of,
+    doc=__doc__ or "",
 )  # fmt: skip

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import bf16, f16, f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.op.variant import Variant, choose
@@ -176,7 +176,7 @@ class _Ring:
         return [weight.unpack(w) for w in words]
 
 
-def _resident(*, tile: ChainTile, links: tuple[Link, ...], x: Any, **named: Any) -> None:
+def _resident(*, tile: ChainTile, links: tuple[Link, ...], x: Argument, **named: Argument) -> None:
     lang.ptx.resident(1)
     weights = [named[f"w{i}"] for i in range(len(links))]
     shares = [
@@ -303,7 +303,8 @@ def tile_of(form: Form[ChainAttrs], caps: Caps) -> ChainTile | None:
     own = list(parted(form.inputs, attrs))
     weights = [operands[0] for _, _, operands in own]
     kinds = {w.dtype for w in weights}
-    if not caps.processors or not caps.tensor_cores or math.prod(x.shape[:-1]) != 1:
+    on_cores = caps.processors and caps.shuffles and caps.tensor_cores
+    if not on_cores or math.prod(x.shape[:-1]) != 1:
         return None
     whole = all(aligned(w, w.strides[0], 0) and w.shape[1] % CHUNK == 0 for w in weights)
     whole &= all(aligned(operands[1], 0, 0) for link, _, operands in own if link.norm)
@@ -379,10 +380,10 @@ def _each(form: Form[ChainAttrs], tile: bool, caps: Caps) -> Lowered:
     attrs, count = form.attrs, len(form.inputs)
     every, kept = shapes(form.inputs, attrs), results(attrs)
     last = len(every) - 1
-    between = [make_spec(shape, f32, 16) for shape, _ in every[:-1]]
-    where = [(count + len(kept) + i, spec) for i, spec in enumerate(between)]
-    where.append((count + len(kept) - 1, form.outputs[-1]))
-    calls: list[Call] = []
+    own_first = count + len(kept)
+    launches = Lowered((), tuple(make_spec(shape, f32, 16) for shape, _ in every[:-1]))
+    where = [(own_first + i, spec) for i, spec in enumerate(launches.temporaries)]
+    where.append((own_first - 1, form.outputs[-1]))
     source = (0, form.inputs[0])
     for i, (link, first, own) in enumerate(parted(form.inputs, attrs)):
         extras = [name for name in ("norm", "bias") if getattr(link, name)]
@@ -398,23 +399,14 @@ def _each(form: Form[ChainAttrs], tile: bool, caps: Caps) -> Lowered:
             product = NORMED.form(specs, (where[i][1],), named)
         else:
             product = LINEAR.form(specs, (where[i][1],), named | {"activation": ""})
-        lowered = product.lower(caps)
-        own_first = count + len(kept) + len(between)
-        to = [*(n for n, _ in operands), where[i][0],
-              *range(own_first, own_first + len(lowered.temporaries))]  # fmt: skip
-        between += lowered.temporaries
-        calls += (_moved(call, to) for call in lowered.calls)
+        numbers = (*(n for n, _ in operands), where[i][0])
+        launches += product.lower(caps).within(numbers, own_first + len(launches.temporaries))
         source = where[i]
         if i in kept and i < last:
             result = form.outputs[kept.index(i)]
-            (rounded,) = OPS["copy"].form((source[1],), (result,)).lower(caps).calls
-            calls.append(_moved(rounded, (source[0], count + kept.index(i))))
-    return Lowered(tuple(calls), tuple(between))
-
-
-def _moved(call: Call, to: Sequence[int]) -> Call:
-    """A launch of another op: its operand n is operand `to[n]`."""
-    return replace(call, tensors=tuple(Ref(to[r.index], r.spec, r.offset) for r in call.tensors))
+            rounded = OPS["copy"].form((source[1],), (result,)).lower(caps)
+            launches += rounded.within((source[0], count + kept.index(i)), 0)
+    return launches
 
 
 RESIDENT: Variant[Form[ChainAttrs], ChainTile] = Variant(

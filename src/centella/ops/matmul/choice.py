@@ -12,12 +12,10 @@ large, medium, small   the rest, by the tile that fits           `tiled.py`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from centella.emit.program import Ref
 from centella.op.op import Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.matmul import repack
@@ -38,8 +36,8 @@ ORDER: tuple[Variant[Product, Any], ...] = (
 def product_calls(op: str, product: Product, variant: str | None, caps: Caps) -> Lowered:
     """The launches that compute a product: one, or two where the depth is split.
 
-    Where operands' rows do not start on 16 bytes, "wgmma" has them copied first, what is chosen for
-    tensor cores where that pays; the default takes the place of "skinny_mma".
+    Where operands' rows do not start on 16 bytes, "wgmma" has them copied first, and what is chosen
+    for tensor cores where that pays.
 
     Raises:
         LimitError: a forced variant cannot compute it on this device.
@@ -50,32 +48,12 @@ def product_calls(op: str, product: Product, variant: str | None, caps: Caps) ->
         product = replace(product, problem=problem)
     what = f"{op}: [{problem.m}, {problem.k}] by [{problem.k}, {problem.n}]"
     chosen = choose(ORDER, product, caps, variant, what)
-    if chosen is SKINNY_MMA and not product.whole:
-        chosen = choose(ORDER, product, caps, None, what)
     if chosen in (MMA, WGMMA) and not product.whole and product.specs[-1].size:
         matrices = repack.matrices(problem, *product.specs[:2])
         copied = {i: m for i, m in enumerate(matrices) if not product.rows[i]}
         if variant == "wgmma" or (variant is None and repack.pays(problem, [*copied.values()])):
             return _repacked(op, product, copied, variant, caps)
     return chosen.lower(product, caps)
-
-
-def after_copies(
-    copies: Lowered, places: Sequence[int], product: Lowered, operands: int = 0
-) -> Lowered:
-    """Copies of operands, then the product.
-
-    Args:
-        places: of the product's operands, extras and result.
-        operands: of the op, its result too; 0: as many.
-    """
-    own = (operands or len(places)) + len(copies.temporaries)
-    where = (*places, *range(own, own + len(product.temporaries)))
-    calls = (
-        replace(c, tensors=tuple(Ref(where[r.index], r.spec) for r in c.tensors))
-        for c in product.calls
-    )
-    return Lowered((*copies.calls, *calls), (*copies.temporaries, *product.temporaries))
 
 
 def _repacked(
@@ -86,6 +64,6 @@ def _repacked(
     problem, copies, whole = repack.repacked(op, product.problem, copied, own, caps)
     specs = tuple(whole.get(i, spec) for i, spec in enumerate(product.specs))
     inner = product_calls(op, replace(product, problem=problem, specs=specs), variant, caps)
-    where = {operand: own + i for i, operand in enumerate(whole)}
-    places = [where.get(i, i) for i in range(own)]
-    return after_copies(Lowered(copies, tuple(whole.values())), places, inner)
+    copied_to = {operand: own + i for i, operand in enumerate(whole)}
+    operands = [copied_to.get(i, i) for i in range(own)]
+    return Lowered(copies, tuple(whole.values())) + inner.within(operands, own + len(whole))

@@ -16,6 +16,8 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.parts import added
@@ -58,8 +60,9 @@ class Columns(Struct, frozen=True):
 
 
 def _columns(
-    *, tile: Columns, exact_k: bool, vector_a: bool, vector_b: bool, a: Any, b: Any, y: Any
-) -> None:
+    *, tile: Columns, exact_k: bool, vector_a: bool, vector_b: bool, a: Argument, b: Argument,
+    y: Argument,
+) -> None:  # fmt: skip
     p = {n: lang.parameter(n, u32) for n in (
         "m", "n", "k", "rowa", "stepa", "ldb", "ldy", "sa", "sb", "sy", "groups", "splits",
         "part")}  # fmt: skip
@@ -90,11 +93,11 @@ def _columns(
     _finish(sums, tile, width, item, first, p, y)
 
 
-def _kept(condition: Any, value: Any) -> Any:
+def _kept(condition: Operand, value: Operand) -> Expr:
     return lang.select(condition, value, 0.0)
 
 
-def _row_of_b(b: Any, start: Any, column: Any, n: Any, vector: bool) -> list[Any]:
+def _row_of_b(b: Any, start: Any, column: Any, n: Operand, vector: bool) -> list[Expr]:
     """The thread's columns of one row of B."""
     if vector:
         return b.load(start + column)  # type: ignore[no-any-return]  # traced values
@@ -102,12 +105,12 @@ def _row_of_b(b: Any, start: Any, column: Any, n: Any, vector: bool) -> list[Any
 
 
 def _row_of_a(
-    a: Any, start: Any, k: Any, ks: list[Any], p: dict[str, Any], vector: bool
-) -> list[Any]:
+    a: Argument, start: Operand, k: Operand, ks: list[Expr], p: dict[str, Expr], vector: bool
+) -> list[Expr]:
     """One row of A at neighbouring k."""
     if not vector:
         return [a[start + at * p["stepa"]] for at in ks]
-    values: list[Any] = []
+    values: list[Expr] = []
     per = a.dtype.per_chunk
     for j in range(0, AHEAD, per):
         at = lang.minimum(k + j, (p["k"] - 1) // per * per) if j else k
@@ -116,8 +119,9 @@ def _row_of_a(
 
 
 def _finish(
-    sums: Any, tile: Columns, width: int, item: Any, first: Any, p: dict[str, Any], y: Any
-) -> None:
+    sums: Any, tile: Columns, width: int, item: Operand, first: Operand, p: dict[str, Any],
+    y: Argument,
+) -> None:  # fmt: skip
     """Combine the slices of each column, then store whole words; alpha on the way."""
     t, per = lang.local_id(), y.dtype.per_word
     rows = min(tile.m, power_of_two(SHARED_WORDS // (tile.threads * width)))
@@ -133,7 +137,7 @@ def _finish(
         pitch = combine(scratch, len(values), tile.threads, tile.across, False, tile.rolled)
         words = tile.across * width // per
 
-        def store(one: Any, row: int = row, pitch: int = pitch, words: int = words) -> None:
+        def store(one: Operand, row: int = row, pitch: int = pitch, words: int = words) -> None:
             i, column = one // words, one % words * per
             inside = (one < rows * words) & (row + i < p["m"]) & (first + column < p["n"])
             with lang.if_(inside):

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.operands import KERNEL
 
@@ -26,8 +26,8 @@ class Epilogue:
     """
 
     def __init__(
-        self, activation: str, extra: dict[str, Any], column: Any, count: int, columns: Any,
-        words: tuple[str, ...] = (),
+        self, activation: str, extra: dict[str, Argument], column: Operand, count: int,
+        columns: Operand, words: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._words = words
         self._activation, self._extra = activation, extra
@@ -37,7 +37,7 @@ class Epilogue:
         zero = lang.const(0, u32)
         self._vectors = {n: self._load(n, zero) for n in VECTORS if n in extra}
 
-    def __call__(self, sums: list[Any], row: Any) -> list[Any]:
+    def __call__(self, sums: list[Expr], row: Operand) -> list[Expr]:
         """The outputs of a row from their sums."""
         out = [v * self._alpha for v in sums]
         if "scale" in self._vectors:
@@ -51,7 +51,7 @@ class Epilogue:
             out = [v + r for v, r in zip(out, self._load("residual", at), strict=True)]
         return out
 
-    def _load(self, name: str, at: Any) -> list[Any]:
+    def _load(self, name: str, at: Operand) -> list[Expr]:
         """An operand's values of these columns, from an index on."""
         operand = self._extra[name]
         if name not in self._words or operand.dtype.per_word != 2:

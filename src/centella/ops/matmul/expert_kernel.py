@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.elementwise import ACTIVATIONS, OPS
@@ -21,10 +23,9 @@ from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.matmul.problem import Problem, aligned
-from centella.ops.matmul.sums import SUBGROUP, slots_of, totals
+from centella.ops.matmul.sums import SUBGROUP, Thin, slots_of, totals
 from centella.ops.matmul.thin import (
     Rows,
-    Thin,
     add_products,
     depth_of,
     reserve,
@@ -46,7 +47,7 @@ class _Gated(Rows, frozen=True):
 
     up: Rows
 
-    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Expr]:
         """As of `Rows`."""
         if row % 2:
             return self.up.read(row // 2, column, width, masked)
@@ -58,14 +59,15 @@ class _Shared(Rows, frozen=True):
 
     share: Any
 
-    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Expr]:
         """As of `Rows`."""
         return [v * self.share for v in super().read(row, column, width, masked)]
 
 
 def _experts(
     *, tile: Thin, gate: str, both: bool, single: bool, format: str, depth: str, shuffle: bool,
-    few: int, vector_x: bool, vector_w: bool, x: Any, ids: Any, y: Any, **extra: Any,
+    few: int, vector_x: bool, vector_w: bool, x: Argument, ids: Argument, y: Argument,
+    **extra: Argument,
 ) -> None:  # fmt: skip
     reserve(few)
     kind = FORMATS[format] if format else None
@@ -82,7 +84,7 @@ def _experts(
     outs = [lang.minimum(first + team * each + r, p["n"] - 1) for r in range(each)]
     sums = lang.vars(f32, tile.outs, 1, init=0.0)
 
-    def add(row: Any, pick: Any, start: Any, share: Any) -> None:
+    def add(row: Operand, pick: Operand, start: Any, share: Operand) -> None:
         """Add the products of an expert's outputs with the row of x that starts there."""
         expert = lang.bitcast(ids[row * p["ldi"] + pick], u32)
         there = expert < p["experts"]
@@ -116,8 +118,8 @@ def _experts(
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, gate: str, both: bool, unit: Any, first: Any,
-    p: dict[str, Any], y: Any, extra: dict[str, Any],
+    scratch: Any, pitch: int, tile: Thin, gate: str, both: bool, unit: Operand, first: Operand,
+    p: dict[str, Expr], y: Argument, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """A word of the output a thread."""
     per, each = y.dtype.per_word, tile.outs // (2 if both else 1)
@@ -215,7 +217,7 @@ def _call(named: dict[str, Ref], result: Ref, attrs: ExpertAttrs, caps: Caps, ga
         ("both", both), ("single", single), ("format", attrs.format),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0),
         ("tile", tile),
-        ("few", few if caps.sm >= 80 else 0),
+        ("few", few if caps.reserves_registers else 0),
         ("vector_w", all(aligned(s, rows_of(s).strides[0], 0) for s in tensors)),
         ("vector_x", aligned(x, rowx, 0)),
     )  # fmt: skip

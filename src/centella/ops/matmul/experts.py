@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import i32
+from centella.dtypes import Array, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
@@ -123,7 +123,7 @@ def rule(specs: tuple[Spec, ...], attrs: ExpertAttrs) -> tuple[Out, ...]:
 
 
 def reference(
-    x: Any, *rest: Any, extras: tuple[str, ...], gate: str, format: str = "", experts: int = 0
+    x: Array, *rest: Array, extras: tuple[str, ...], gate: str, format: str = "", experts: int = 0
 ) -> Any:
     """The NumPy formula: a product an expert, of the rows that chose it; NaN where none is."""
     count = len(FORMATS[format].planes) if format else 1

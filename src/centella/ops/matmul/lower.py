@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from centella.emit.program import Call, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
+from centella.op.variant import Variant, always, choose
 from centella.ops.elementwise import OPS
 from centella.ops.layout import broadcast_strides, flat, rows_of
-from centella.ops.matmul.choice import after_copies, product_calls
+from centella.ops.matmul.choice import product_calls
 from centella.ops.matmul.op import LINEAR, Lie, matrix, parted
 from centella.ops.matmul.problem import THIN, LinearAttrs, MatmulAttrs, Problem
 from centella.ops.matmul.product import Product
@@ -51,7 +52,8 @@ def matmul(form: Form[MatmulAttrs], caps: Caps) -> Lowered:
     product = Product(problem, (a, b, y), alpha=form.attrs.alpha)
     lowered = product_calls("matmul", product, form.attrs.variant, caps)
     indices = (*(index for index, _, _ in operands), len(form.inputs))
-    return after_copies(Lowered(tuple(copies), tuple(temporaries)), indices, lowered)
+    before = Lowered(tuple(copies), tuple(temporaries))
+    return before + lowered.within(indices, len(indices) + len(temporaries))
 
 
 def _whole(spec: Spec) -> Lie:
@@ -67,25 +69,40 @@ def _expand(spec: Spec, lead: tuple[int, ...]) -> Spec:
 
 
 def linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
-    """A product whose rows are the leading dimensions; of few rows with planes as they are.
-
-    For more rows the weight is dequantised first.
-    """
-    attrs = form.attrs
-    if not attrs.format:
+    """A product whose rows are the leading dimensions; a forced kernel takes dequantised planes."""
+    if not form.attrs.format:
         return _linear(form, caps)
+    forced = None if form.attrs.variant is None else DEQUANTIZED.name
+    return choose(PLANES, form, caps, forced, "linear").lower(form, caps)
+
+
+def _few_rows(form: Form[LinearAttrs], caps: Caps) -> bool | None:
+    return math.prod(form.inputs[0].shape[:-1]) <= THIN or None
+
+
+def _as_planes(form: Form[LinearAttrs], fits: bool, caps: Caps) -> Lowered:
+    return on_chunks(form, 1, caps, partial(thin_linear, caps=caps))
+
+
+def _dequantized(form: Form[LinearAttrs], fits: bool, caps: Caps) -> Lowered:
+    """The weight as one tensor, then its product."""
+    attrs = form.attrs
     x, planes, more = parted(form.inputs, attrs)
-    if math.prod(x.shape[:-1]) <= THIN and attrs.variant is None:
-        return on_chunks(form, 1, caps, partial(thin_linear, caps=caps))
     n, k = FORMATS[attrs.format].check("linear", planes)
     whole, count = make_spec((n, k), x.dtype, caps.row_alignment), len(form.inputs)
     named = {"dtype": x.dtype.name, "format": attrs.format}
     dequantized = DEQUANTIZE.form(tuple(planes), (whole,), named).lower(caps)
     indices = (*range(1, 1 + len(planes)), count + 1)
-    first = after_copies(Lowered((), (whole,)), indices, dequantized, count + 1)
+    first = Lowered((), (whole,)) + dequantized.within(indices, count + 2)
     dense = LINEAR.form((x, whole, *more), form.outputs, {**form.named, "format": ""})
     indices = (0, count + 1, *range(1 + len(planes), count + 1))
-    return after_copies(first, indices, _linear(dense, caps), count + 1)
+    return first + _linear(dense, caps).within(indices, count + 1 + len(first.temporaries))
+
+
+PLANES: tuple[Variant[Form[LinearAttrs], bool], ...] = (
+    Variant("planes", _few_rows, _as_planes),
+    DEQUANTIZED := Variant("dequantized", always, _dequantized),
+)
 
 
 def _linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:

@@ -20,6 +20,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
@@ -65,7 +67,7 @@ class _Operand:
 
     def __init__(
         self, source: Any, rows: int, tile: MmaTile, along_k: bool, vector: bool,
-        start: Any, pitch: Any, first: Any, extent: Any, depth: Any,
+        start: Operand, pitch: Operand, first: Operand, extent: Operand, depth: Operand,
     ) -> None:  # fmt: skip
         self.source, self.along_k, self.vector = source, along_k, vector
         self.depth, self.bk = depth, tile.bk
@@ -121,7 +123,7 @@ class _Operand:
             values.append(lang.select(k < self.depth, self.source[where], 0.0))
         return values
 
-    def places(self, first: Any, count: int, swapped: bool) -> list[list[tuple[Any, int]]]:
+    def places(self, first: Operand, count: int, swapped: bool) -> list[list[tuple[Expr, int]]]:
         """Where `ldmatrix` finds 16 rows by 16 of k, from row `first` on: for each k, each sixteen.
 
         Lanes 8 j to 8 j + 7 point at matrix j of four. In A's registers the next eight rows come
@@ -134,9 +136,9 @@ class _Operand:
         lane = lang.local_id() % WARP
         low, high = lane // 8 % 2, lane // 16
         eight_rows, eight_k = (high, low) if swapped else (low, high)
-        starts: list[list[tuple[Any, int]]] = []
+        starts: list[list[tuple[Expr, int]]] = []
         for kk in range(self.bk // K):
-            line: list[tuple[Any, int]] = []
+            line: list[tuple[Expr, int]] = []
             for i in range(count):
                 if self.along_k:
                     row = first + eight_rows * 8 + lane % 8
@@ -149,7 +151,7 @@ class _Operand:
             starts.append(line)
         return starts
 
-    def load(self, start: tuple[Any, int], stage: Any, *fragments: Any) -> None:
+    def load(self, start: tuple[Expr, int], stage: Any, *fragments: Any) -> None:
         """One fragment of A or two of B."""
         chunk, below = start
         at = chunk + below + self.ring.at_stage(stage)
@@ -158,7 +160,7 @@ class _Operand:
 
 def _mma(
     *, tile: MmaTile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
-    activation: str, a: Any, b: Any, y: Any, **extra: Any,
+    activation: str, a: Argument, b: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a,
@@ -203,8 +205,8 @@ def _mma(
 
 
 def _finish(
-    sums: list[list[Any]], row0: Any, column0: Any, batch: Any, p: dict[str, Any], y: Any,
-    activation: str, extra: dict[str, Any],
+    sums: list[list[Any]], row0: Any, column0: Any, batch: Operand, p: dict[str, Any], y: Any,
+    activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """The epilogue and the store: of a fragment a thread has two neighbours in two rows."""
     for j in range(len(sums[0])):

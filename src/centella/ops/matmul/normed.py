@@ -23,11 +23,15 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Op, Out
+from centella.op.variant import APART
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
 from centella.ops.matmul.problem import THIN
 from centella.ops.operands import NUMPY
-from centella.specs import Spec
+from centella.specs import Caps, Spec
+
+JOINED = 2  # rows up to which the thin product gains from its surroundings
+VARIANTS = ("joined", APART)
 
 
 class NormedAttrs(Struct, frozen=True):
@@ -37,15 +41,17 @@ class NormedAttrs(Struct, frozen=True):
         extras: of "norm", "shift", "bias", "residual", those that are given, in this order.
         gate, activation: of the gate, and of what has none; "" for none.
         kind: of the norm, "rms" or "layer".
+        variant: "joined" or "apart", where it is forced.
     """
 
     extras: tuple[str, ...]
     gate: str
     eps: float
     alpha: float
-    dtype: str
+    dtype: str = ""
     activation: str = ""
     kind: str = "rms"
+    variant: str | None = None
 
 
 def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
@@ -109,7 +115,15 @@ def axes_of(form: Form[NormedAttrs]) -> Axes:
     return axes([f"{lead}.", f"{n}.", *more], [f"{lead}{n}"])
 
 
+def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
+    """Where launches cost something: of few rows, with a norm or a gate."""
+    gains = math.prod(form.inputs[0].shape[:-1]) <= JOINED and not caps.launches_are_free
+    joins = bool(form.attrs.gate) or "norm" in form.attrs.extras
+    return (gains or form.attrs.variant is not None) and joins and form.within_binding(caps)
+
+
 NORMED: Op[NormedAttrs] = Op(
     "normed_linear", rule, reference, "centella.ops.matmul.normed_kernel:lower", takes_rows,
-    attrs=NormedAttrs, axes=axes_of, doc=__doc__ or "",
+    VARIANTS, attrs=NormedAttrs, axes=axes_of, preferred=preferred, narrower=True,
+    doc=__doc__ or "",
 )  # fmt: skip

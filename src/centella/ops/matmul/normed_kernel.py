@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.elementwise import ACTIVATIONS
@@ -25,12 +27,10 @@ from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, power_of_two, slots_of, totals
+from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, Thin, power_of_two, slots_of, totals
 from centella.ops.matmul.thin import (
-    EARLY_FROM,
     PARTIAL,
     Rows,
-    Thin,
     add_products,
     depth_of,
     let_next_in,
@@ -52,7 +52,7 @@ class _Normed(Rows, frozen=True):
     norm: Rows
     squares: list[Any]
 
-    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Expr]:
         """As of `Rows`."""
         values = super().read(row, column, width, masked)
         total = values[0] * values[0]
@@ -69,7 +69,7 @@ class _Layered(Rows, frozen=True):
     vectors: list[Rows]
     moments: list[tuple[Any, Any, Any]]
 
-    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Expr]:
         """As of `Rows`."""
         first, mean, factor = self.moments[row]
         values = [((v - first) - mean) * factor for v in super().read(row, column, width, masked)]
@@ -80,7 +80,7 @@ class _Layered(Rows, frozen=True):
         return values
 
 
-def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[Any, Any, Any]]:
+def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[Expr, Expr, Expr]]:
     """Of each row of x its first element, mean of the rest's distance to it, and 1 / deviation.
 
     Args:
@@ -92,20 +92,20 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[A
     everyone = Row(Team(threads, threads, 0, 0, False, shuffle), 1, k, lang.const(1, u32))
     firsts = [inputs.source[start] for start in inputs.starts]
 
-    def read(row: int, column: Any) -> tuple[list[Any], Any]:
+    def read(row: int, column: Operand) -> tuple[list[Any], Any]:
         inside = lang.select(column < k, column, 0)
         return inputs.read(row, inside, width, True), column
 
     steps = [(lang.local_id() + j * threads) * width for j in range(held)]
     kept = [[read(row, column) for column in steps] for row in range(tile.m)]
 
-    def each(row: int) -> Iterator[tuple[list[Any], Any]]:
+    def each(row: int) -> Iterator[tuple[list[Expr], Expr]]:
         yield from kept[row]
         if not held:
             for column in lang.range(lang.local_id() * width, k, threads * width):
                 yield read(row, column)
 
-    def means(of: Callable[[int, Any], Any]) -> list[Any]:
+    def means(of: Callable[[int, Any], Any]) -> list[Expr]:
         sums = lang.vars(f32, tile.m, init=0.0)
         for row in range(tile.m):
             for values, column in each(row):
@@ -113,7 +113,7 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[A
                 sums[row].set(sums[row] + fold(parts, operator.add))
         return [total / lang.cast(k, f32) for total in added([s.get() for s in sums])]
 
-    def added(values: list[Any]) -> list[Any]:
+    def added(values: list[Expr]) -> list[Expr]:
         if shuffle:
             return [everyone.across(v, "add") for v in values]
         pitch = totals(scratch, values, group, slots)
@@ -123,7 +123,7 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[A
     if not shuffle:
         lang.barrier()  # scratch is written anew
 
-    def square(row: int, v: Any) -> Any:
+    def square(row: int, v: Operand) -> Any:
         off = (v - firsts[row]) - mean[row]
         return off * off
 
@@ -134,8 +134,8 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[A
 
 def _normed(
     *, tile: Thin, gate: str, activation: str, kind: str, held: int, depth: str, early: bool,
-    shuffle: bool, together: int, vector_x: bool, vector_w: bool, vector_norm: bool, x: Any,
-    w: Any, y: Any, **extra: Any,
+    shuffle: bool, together: int, vector_x: bool, vector_w: bool, vector_norm: bool, x: Argument,
+    w: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     reserve(together)
     names = ("m", "n", "k", "rowx", "ldw", "ldy", "half")
@@ -171,7 +171,7 @@ def _normed(
 
 def _finish(
     sums: Any, tile: Thin, gate: str, activation: str, shuffle: bool, first: Any,
-    p: dict[str, Any], y: Any, extra: dict[str, Any],
+    p: dict[str, Any], y: Any, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """Combine the sums of each team; then norm, gate or epilogue, and the store."""
     count, slots = len(sums), slots_of(tile, shuffle)
@@ -188,7 +188,7 @@ def _finish(
 
 def _store(
     scratch: Any, pitch: int, tile: Thin, gate: str, activation: str, row: int, rows: int,
-    count: int, first: Any, p: dict[str, Any], y: Any, extra: dict[str, Any],
+    count: int, first: Operand, p: dict[str, Expr], y: Argument, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """A word of the output a thread; `count` sums have the squares of an RMS norm last."""
     each, per = tile.outs // 2 if gate else tile.outs, y.dtype.per_word
@@ -267,11 +267,11 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     constants = (
         ("activation", form.attrs.activation), ("depth", depth_of(tile, k, width)),
-        ("early", caps.sm >= EARLY_FROM), ("gate", gate), ("held", held),
+        ("early", caps.early_launch), ("gate", gate), ("held", held),
         ("kind", form.attrs.kind),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
-        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
+        ("together", together_of(tile, x.dtype, w.dtype) if caps.reserves_registers else 0),
         ("vector_norm", bool(vectors) and all(aligned(v, 0, 0) for v in vectors)),
         ("vector_w", aligned(w, w.strides[0], 0)),
         ("vector_x", aligned(x, flat_x.strides[0] * (m > 1), 0)),

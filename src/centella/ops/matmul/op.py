@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from centella.dtypes import DType, dtype_of, i8, u8
+from centella.dtypes import Array, DType, dtype_of, i8, u8
 from centella.emit.program import HostProgram
 from centella.errors import DTypeError, ShapeError
 from centella.host.blas import SMALL, around, taken_over
@@ -113,7 +113,7 @@ def check_extras(shape: tuple[int, ...], names: tuple[str, ...], specs: Sequence
             raise ShapeError(f"linear: expected {name} {list(wanted)}, got {list(spec.shape)}")
 
 
-def matmul_reference(a: Any, b: Any, alpha: float = 1.0, dtype: str = "") -> Any:
+def matmul_reference(a: Array, b: Array, alpha: float = 1.0, dtype: str = "") -> Any:
     """The NumPy formula."""
     c = np.matmul(a, b)
     return c if alpha == 1.0 else c * a.dtype.type(alpha)
@@ -132,7 +132,7 @@ def epilogue(o: Any, y: Any, named: dict[str, Any], attrs: LinearAttrs) -> Any:
     return y + named["residual"] if "residual" in named else y
 
 
-def linear_reference(*operands: Any, **named: Any) -> Any:
+def linear_reference(*operands: Array, **named: Any) -> Any:
     """The NumPy formula."""
     attrs = LinearAttrs(**named)
     x, weight, more = parted(operands, attrs)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
 from centella.op.op import Lowered
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
@@ -17,7 +16,7 @@ from centella.ops.matmul.product import Constants, Product, Scalars
 from centella.specs import Spec
 
 
-def _add_parts(*, activation: str, parts: Any, y: Any, **extra: Any) -> None:
+def _add_parts(*, activation: str, parts: Argument, y: Argument, **extra: Argument) -> None:
     """y = f(alpha sum_s parts[s]), as any product ends: a word a thread, the parts in order."""
     p = {n: lang.parameter(n, u32) for n in (
         "m", "n", "words", "splits", "ldp", "sp", "ldy", "sy", "items")}  # fmt: skip

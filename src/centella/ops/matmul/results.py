@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import u32
+from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.tiled import store_words
 
@@ -52,7 +53,7 @@ class Finish(Struct, frozen=True, eq=False):
         column = lang.minimum(self.column + across, last)
         return Epilogue(self.activation, self.extra, column, 2, p["n"], self.words)
 
-    def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, Any]]:
+    def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, list[Expr]]]:
         """Of eight columns from j on: fragment, how far down, and the two results there."""
         line = self.sums[0].place(0)[0]
         for i, held in enumerate(self.sums):
@@ -90,12 +91,12 @@ class Stored(Struct, frozen=True, eq=False):
 class Staged:
     """Results on their way through shared memory: each consumer has a place of its own there."""
 
-    def __init__(self, y: Any, shape: tuple[int, int, int], p: dict[str, Any]) -> None:
+    def __init__(self, y: Any, shape: tuple[int, int, int], p: dict[str, Expr]) -> None:
         self.ring: lang.ptx.SharedTile = lang.ptx.SharedTile(y.dtype, shape)
         extents = (p["n"], p["m"], lang.parameter("batches", u32))
         self.map: Any = lang.ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
 
-    def close(self, leader: Any) -> None:
+    def close(self, leader: Operand) -> None:
         """The last ones leave before the group ends."""
         with lang.if_(leader):
             lang.ptx.tma_store_wait(0)

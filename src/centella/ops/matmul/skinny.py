@@ -18,6 +18,7 @@ numbers, also exactly, whose products the same sums take: the result is that of 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -25,6 +26,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, i8, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
@@ -96,8 +99,9 @@ def takes(dtypes: tuple[DType, DType]) -> bool:
 
 
 def _skinny(
-    *, tile: Skinny, activation: str, depth: str, whole: bool, x: Any, w: Any, y: Any, **extra: Any
-) -> None:
+    *, tile: Skinny, activation: str, depth: str, whole: bool, x: Argument, w: Argument,
+    y: Argument, **extra: Argument,
+) -> None:  # fmt: skip
     lang.ptx.resident(tile.together(x.dtype, w.dtype))
     lang.ptx.fetch_lines(w)
     p = {n: lang.parameter(n, u32) for n in (
@@ -170,7 +174,7 @@ def _skinny(
     _finish(registers, tile, batch, first, p, y, activation, extra)
 
 
-def _start(source: Any, element: Any) -> Any:
+def _start(source: Argument, element: Operand) -> Any:
     """Where a row starts, which is on 16 bytes, in a register: steps then differ by a number."""
     per = source.dtype.per_chunk
     return lang.var(element // per * per)
@@ -186,7 +190,7 @@ class Reach(Struct, frozen=True, eq=False):
     masked: bool
     whole: bool
 
-    def bits(self, source: Any, start: Any, at: Any, count: int) -> list[Any]:
+    def bits(self, source: Argument, start: Operand, at: Operand, count: int) -> list[Expr]:
         """The words of `count` neighbouring elements; past k of some that are before it."""
         per, words = source.dtype.per_chunk, []
         last = (self.k - 1) // per * per
@@ -210,19 +214,19 @@ class Reach(Struct, frozen=True, eq=False):
             masks.append(mask)
         return [word & mask for word, mask in zip(words, masks, strict=True)]
 
-    def kept_f32(self, words: list[Any], at: Any) -> list[Any]:
+    def kept_f32(self, words: list[Any], at: Any) -> list[Operand]:
         """Elements from `at` on, as their bits."""
         if not self.masked:
             return words
         return [lang.select(at + j < self.k, word, 0) for j, word in enumerate(words)]
 
 
-def _pairs(words: list[Any], stored: DType, kind: DType) -> list[Any]:
+def _pairs(words: list[Any], stored: DType, kind: DType) -> list[Operand]:
     """Stored weights as pairs of the factors' dtype."""
     return words if stored is not i8 else [v for w in words for v in lang.ptx.widen_i8(w, kind)]
 
 
-def _thirds(words: list[Any]) -> list[list[Any]]:
+def _thirds(words: list[Operand]) -> list[list[Expr]]:
     """f32 numbers as three lists of pairs of bf16, which add up to them.
 
     24 bits of a number are three times eight; what is cut off is exact, and nothing of an infinity.
@@ -236,19 +240,19 @@ def _thirds(words: list[Any]) -> list[list[Any]]:
     return [[_pair(a, b) for a, b in zip(p[::2], p[1::2], strict=True)] for p in (*parts, left)]
 
 
-def _pair(low: Any, high: Any) -> Any:
+def _pair(low: Operand, high: Operand) -> Expr:
     """Two f32 that are bf16 numbers as a word of them."""
     return lang.bitcast(low, u32) >> 16 | lang.bitcast(high, u32) & HIGH
 
 
-def _registers(fragment: Any) -> list[Any]:
+def _registers(fragment: Any) -> list[Expr]:
     """A fragment's registers of this thread."""
     return [fragment[r] for r in range(fragment.registers)]
 
 
 def _finish(
-    registers: list[Any], tile: Skinny, batch: Any, first: Any, p: dict[str, Any], y: Any,
-    activation: str, extra: dict[str, Any],
+    registers: Sequence[Operand], tile: Skinny, batch: Operand, first: Operand, p: dict[str, Any],
+    y: Argument, activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """Add the parts of the depth, in order, as a word of the result needs them; then store it."""
     thread = lang.local_id()
@@ -274,7 +278,7 @@ def _finish(
             y.store(batch * p["sy"] + row * p["ldy"] + (first + offset), finish(totals, row))
 
 
-def _word_of(tile: Skinny, row: Any, output: Any) -> Any:
+def _word_of(tile: Skinny, row: Operand, output: Operand) -> Expr:
     """Where the first part of an element's sum lies: register after register, each of all threads.
 
     Of a fragment of sums thread `lane` has in register 2 h + c the output lane / 4 + 8 h for row
@@ -347,12 +351,12 @@ def _launches(product: Product, tile: Skinny, caps: Caps) -> Lowered:
 
 
 def _tile(product: Product, caps: Caps) -> Skinny | None:
-    return skinny_tile_of(product.problem, product.dtypes, caps)
+    return skinny_tile_of(product.problem, product.dtypes, caps) if product.whole else None
 
 
 def _preferred(product: Product, caps: Caps) -> bool:
     enough = product.problem.m >= SKINNY_FROM[_kind(product.dtypes)]
-    return enough and caps.fast_tensor_cores and product.whole
+    return enough and caps.fast_tensor_cores
 
 
 SKINNY_MMA: Variant[Product, Skinny] = Variant("skinny_mma", _tile, _launches, _preferred)

@@ -5,24 +5,50 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.rows import fold
-
-if TYPE_CHECKING:
-    from centella.ops.matmul.thin import Thin
 
 SHARED_WORDS = 4096  # 16 KB: what every device has
 SUBGROUP = 32  # lanes that shuffle: a warp
 STAGE = 16  # parts that a thread adds up at a time, at least
 
 
+class Thin(Struct, frozen=True):
+    """How a group works: rows of x held, threads of a team, outputs of a team, steps at once.
+
+    `rolled` is for a CPU (`Row.rolled`): one walk along k, whose steps are all masked alike, and
+    sums that are added up in a loop.
+    """
+
+    m: int
+    lanes: int
+    outs: int
+    unroll: int
+    threads: int = 128
+    rolled: bool = False
+
+    @property
+    def teams(self) -> int:
+        """Teams of a group; neighbouring threads are of different teams and share x."""
+        return self.threads // self.lanes
+
+    @property
+    def outputs(self) -> int:
+        """Neighbouring outputs of a group."""
+        return self.teams * self.outs
+
+
 def finish(
-    sums: Any, tile: Thin, shuffle: bool, batch: Any, first: Any, p: dict[str, Any], y: Any,
-    activation: str, extra: dict[str, Any],
+    sums: Any, tile: Thin, shuffle: bool, batch: Any, first: Any, p: dict[str, Expr], y: Argument,
+    activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """Combine the sums of each team, as many rows of x at a time as shared memory holds."""
     slots = slots_of(tile, shuffle)
@@ -42,7 +68,7 @@ def slots_of(tile: Thin, shuffle: bool) -> int:
     return tile.threads // (max(SUBGROUP // tile.teams, 1) if shuffle else 1)
 
 
-def totals(scratch: Any, values: list[Any], tile: Thin, slots: int, own: bool = False) -> int:
+def totals(scratch: Any, values: list[Expr], tile: Thin, slots: int, own: bool = False) -> int:
     """Add up values over the threads of each team: value v of team i is at `v * pitch + i`.
 
     Args:
@@ -124,8 +150,8 @@ def when(condition: Any, needed: bool) -> Iterator[None]:
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Any, first: Any,
-    p: dict[str, Any], y: Any, activation: str, extra: dict[str, Any],
+    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Operand, first: Operand,
+    p: dict[str, Expr], y: Argument, activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """The epilogue and the store: a word of the output a thread."""
     per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word

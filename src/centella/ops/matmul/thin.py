@@ -19,11 +19,13 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, f32, i8, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.problem import THIN, Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
-from centella.ops.matmul.sums import SUBGROUP, finish
+from centella.ops.matmul.sums import SUBGROUP, Thin, finish
 from centella.ops.matmul.table import row_of
 from centella.ops.quant.numbers import bytes_of, number
 from centella.specs import Caps
@@ -37,33 +39,7 @@ FEW = 2048  # outputs that leave much of a large GPU idle
 # Weights that are worth compiling twice as much, where threads are a CPU's; not bytes, which take
 # three times as much, as each is widened.
 WORTH = 1 << 17
-EARLY_FROM = 90  # PTX targets whose launches let the next one in
 ROWS = (1, 2, 4, 8, THIN)  # rows that a thin kernel holds in registers
-
-
-class Thin(Struct, frozen=True):
-    """How a group works: rows of x held, threads of a team, outputs of a team, steps at once.
-
-    `rolled` is for a CPU (`Row.rolled`): one walk along k, whose steps are all masked alike, and
-    sums that are added up in a loop.
-    """
-
-    m: int
-    lanes: int
-    outs: int
-    unroll: int
-    threads: int = 128
-    rolled: bool = False
-
-    @property
-    def teams(self) -> int:
-        """Teams of a group; neighbouring threads are of different teams and share x."""
-        return self.threads // self.lanes
-
-    @property
-    def outputs(self) -> int:
-        """Neighbouring outputs of a group."""
-        return self.teams * self.outs
 
 
 def together_of(tile: Thin, x: DType, w: DType) -> int:
@@ -100,7 +76,7 @@ class Rows(Struct, frozen=True, eq=False):
     pace: Any
     k: Any
 
-    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Any]:
+    def read(self, row: int, column: Operand, width: int, masked: bool) -> list[Expr]:
         """`width` values from a column on; those past k are zeros, whatever memory holds."""
         start, values = self.starts[row], []
         if self.vector:
@@ -126,7 +102,8 @@ class Rows(Struct, frozen=True, eq=False):
 
 def _thin(
     *, tile: Thin, activation: str, depth: str, early: bool, shuffle: bool, together: int,
-    vector_x: bool, vector_w: bool, dense_x: bool, x: Any, w: Any, y: Any, **extra: Any,
+    vector_x: bool, vector_w: bool, dense_x: bool, x: Argument, w: Argument, y: Argument,
+    **extra: Argument,
 ) -> None:  # fmt: skip
     reserve(together)
     p = {n: lang.parameter(n, u32) for n in (
@@ -149,7 +126,7 @@ def _thin(
 
 
 def add_products(
-    sums: Any, tile: Thin, weights: Rows, inputs: Rows, lane: Any, k: Any, depth: str
+    sums: Any, tile: Thin, weights: Rows, inputs: Rows, lane: Operand, k: Operand, depth: str
 ) -> None:
     """Add up this thread's share of k: blocks of whole steps, then what is left, masked."""
     width = max(weights.source.dtype.per_chunk, inputs.source.dtype.per_chunk)
@@ -223,7 +200,7 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     teams = [n for n in (min(lanes, threads), 64, 32, 8) if n <= min(lanes, max(steps, 8))]
     for lanes in teams:
         for unroll in range(most, 1, -1):
-            if lanes == 32 and unroll == 2 and m == 1 and caps.sm >= 80 and threads >= 64:
+            if lanes == 32 and unroll == 2 and m == 1 and caps.reserves_registers and threads >= 64:
                 lanes, unroll = 64, 1  # as much under way, by threads that wait for less
             if lanes >= 32 and steps % (lanes * unroll) == 0:
                 return Thin(m, lanes, outs, unroll, threads, row.rolled)
@@ -258,10 +235,10 @@ def _launches(product: Product, tile: Thin, caps: Caps) -> Lowered:
         ("activation", product.activation),
         ("dense_x", step == 1),
         ("depth", depth_of(tile, problem.k, width)),
-        ("early", caps.sm >= EARLY_FROM),
+        ("early", caps.early_launch),
         ("shuffle", shuffle),
         ("tile", tile),
-        ("together", together_of(tile, x.dtype, w.dtype) if caps.sm >= 80 else 0),
+        ("together", together_of(tile, x.dtype, w.dtype) if caps.reserves_registers else 0),
         ("vector_w", aligned(w, problem.ldb * (problem.n > 1), batch_of_b(problem))),
         ("vector_x", step == 1 and problem.a_along_k and aligned(x, row, batch)),
     )

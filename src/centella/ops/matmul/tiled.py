@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
@@ -42,7 +44,7 @@ class _Operand:
     """
 
     def __init__(
-        self, source: Any, rows: int, tile: Tile, along_k: bool, vector: bool, exact_k: bool,
+        self, source: Argument, rows: int, tile: Tile, along_k: bool, vector: bool, exact_k: bool,
         start: Any, pitch: Any, first: Any, extent: Any, depth: Any,
     ) -> None:  # fmt: skip
         self.source, self.rows, self.tile = source, rows, tile
@@ -98,7 +100,7 @@ class _Operand:
             fetched.append(values)
         return fetched
 
-    def _load(self, where: Any) -> list[Any]:
+    def _load(self, where: Operand) -> list[Expr]:
         """`width` neighbouring elements as f32: a chunk, half a chunk of bytes, or one."""
         if self.width == 1:
             values = [self.source[where]]
@@ -128,10 +130,10 @@ class _Operand:
                 for j in range(0, self.width, 4):
                     self.shared.store(words + k * self.row_words + row + j, values[j : j + 4])
 
-    def fragment(self, kk: Any, chunk: Any, groups: int) -> list[Any]:
+    def fragment(self, kk: Operand, chunk: Operand, groups: int) -> list[Expr]:
         """This thread's values of one k: `groups` chunks, evenly spaced over the tile."""
         spacing = self.rows // groups // 4
-        values: list[Any] = []
+        values: list[Expr] = []
         for g in range(groups):
             at = chunk + (kk * (self.row_words // 4) + g * spacing)
             values += self.shared.load_chunk(at)
@@ -139,8 +141,8 @@ class _Operand:
 
 
 def _gemm(
-    *, tile: Tile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
-    vector_y: bool, exact_k: bool, activation: str, a: Any, b: Any, y: Any, **extra: Any,
+    *, tile: Tile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool, vector_y: bool,
+    exact_k: bool, activation: str, a: Argument, b: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a, exact_k,
@@ -188,14 +190,14 @@ def _gemm(
     _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
 
 
-def tile_of_group(bm: int, bn: int) -> tuple[dict[str, Any], Any, Any, Any]:
+def tile_of_group(bm: int, bn: int) -> tuple[dict[str, Any], Expr, Expr, Expr]:
     """The parameters, and a group's tile: batch, first row and column."""
     p = {n: lang.parameter(n, u32) for n in (
         "m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")}  # fmt: skip
     return p, *tile_place(p, lang.group_id(), bm, bn)
 
 
-def tile_place(p: dict[str, Any], number: Any, bm: int, bn: int) -> tuple[Any, Any, Any]:
+def tile_place(p: dict[str, Expr], number: Operand, bm: int, bn: int) -> tuple[Expr, Expr, Expr]:
     """Batch, first row and first column of a tile.
 
     Tiles are taken in bands of 8 tile rows, so that B stays in cache.
@@ -210,7 +212,7 @@ def tile_place(p: dict[str, Any], number: Any, bm: int, bn: int) -> tuple[Any, A
     return batch, (first + within % height) * bm, within // height * bn
 
 
-def _thread_in_tile(tile: Tile) -> tuple[Any, Any]:
+def _thread_in_tile(tile: Tile) -> tuple[Expr, Expr]:
     """Which fours of rows and columns a thread has: warps of 4 x 8 threads."""
     t = lang.local_id()
     across, down = tile.bn // tile.tn, tile.bm // tile.tm
@@ -222,8 +224,9 @@ def _thread_in_tile(tile: Tile) -> tuple[Any, Any]:
 
 
 def _finish(
-    sums: Any, tile: Tile, row0: Any, column0: Any, ty: Any, tx: Any, batch: Any,
-    p: dict[str, Any], y: Any, vector: bool, activation: str, extra: dict[str, Any],
+    sums: Any, tile: Tile, row0: Operand, column0: Operand, ty: Operand, tx: Operand,
+    batch: Operand, p: dict[str, Any], y: Any, vector: bool, activation: str,
+    extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """The epilogue and the store."""
     groups_m, groups_n = tile.tm // 4, tile.tn // 4
@@ -239,7 +242,7 @@ def _finish(
                     _store(y, start, out, column, p["n"], vector)
 
 
-def _store(y: Any, start: Any, out: list[Any], column: Any, n: Any, vector: bool) -> None:
+def _store(y: Argument, start: Any, out: list[Expr], column: Any, n: Any, vector: bool) -> None:
     """Four neighbouring results: as a chunk where rows allow it, else word by word."""
     if vector and y.dtype.per_chunk == 4:
         y.store(start, out)
@@ -247,7 +250,7 @@ def _store(y: Any, start: Any, out: list[Any], column: Any, n: Any, vector: bool
         store_words(y, start, out, column, n)
 
 
-def store_words(y: Any, start: Any, out: list[Any], column: Any, n: Any) -> None:
+def store_words(y: Argument, start: Any, out: list[Expr], column: Any, n: Any) -> None:
     """Neighbouring results word by word, those past the last column left out."""
     words = y.dtype.per_word
     for j in range(0, len(out), words):

@@ -21,6 +21,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.mma import MMA, preferred, takes
@@ -107,7 +109,7 @@ class _Operand:
     """One operand's ring of tiles, the map that fills it, and where products find their factor."""
 
     def __init__(
-        self, source: Any, name: str, rows: int, tile: WgmmaTile, along_k: bool, p: dict[str, Any]
+        self, source: Any, name: str, rows: int, tile: WgmmaTile, along_k: bool, p: dict[str, Expr]
     ) -> None:
         self.along_k = along_k
         shape = (rows, tile.bk) if along_k else (tile.bk, rows)
@@ -118,7 +120,7 @@ class _Operand:
         self.map = lang.ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
 
     def load(
-        self, row: Any, k: Any, batch: Any, stage: Any, full: Any, mask: int | None = None
+        self, row: Any, k: Any, batch: Operand, stage: Any, full: Any, mask: int | None = None
     ) -> None:
         """Have the tile from a row and a k on copied to a stage, of the groups in the mask."""
         at = (k, row) if self.along_k else (row, k)
@@ -153,17 +155,17 @@ class _Shared:
         self.meet()
 
     @property
-    def first(self) -> Any:
+    def first(self) -> Expr:
         """The number of the first tile, that of all groups of a cluster."""
         return lang.group_id() // self.tile.cluster
 
     @property
-    def end(self) -> Any:
+    def end(self) -> Expr:
         """How many numbers there are."""
         return lang.num_groups() // self.tile.cluster
 
     @property
-    def every(self) -> Any:
+    def every(self) -> Expr:
         """From a number to the next."""
         return lang.ptx.grid() // self.tile.cluster
 
@@ -175,7 +177,7 @@ class _Shared:
         lang.ptx.cluster_arrive()
         lang.ptx.cluster_wait()
 
-    def place(self, number: Any) -> tuple[Any, Any, Any]:
+    def place(self, number: Any) -> tuple[Expr, Expr, Expr]:
         """Batch, first row and first column of this group's tile."""
         tile = self.tile
         batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.bn)
@@ -183,7 +185,7 @@ class _Shared:
             row = row + lang.ptx.cluster_rank() * tile.bm
         return batch, row, column
 
-    def load(self, at: tuple[Any, Any, Any], step: Any, stage: Any) -> None:
+    def load(self, at: tuple[Expr, Expr, Expr], step: Operand, stage: Any) -> None:
         """Have both operands copied; B by one group of the cluster for all of them."""
         tile, (batch, row, column) = self.tile, at
         self.left.load(row, step * tile.bk, batch, stage, self.full)
@@ -203,7 +205,7 @@ class _Shared:
 
 def _wgmma(
     *, tile: WgmmaTile, a_along_k: bool, b_along_k: bool, staged: bool, words: tuple[str, ...],
-    activation: str, a: Any, b: Any, y: Any, **extra: Any,
+    activation: str, a: Argument, b: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     shared = _Shared(tile, a, b, a_along_k, b_along_k)
     stored = Staged(y, tile.staging, shared.p) if staged else Stored(y, shared.p)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from centella.dtypes import dtype_of
+from centella.dtypes import Array, dtype_of
 from centella.op.axes import Axes, axes
 from centella.op.form import Form
 from centella.op.op import Op, Out
@@ -30,7 +30,7 @@ def rule(specs: tuple[Spec, ...], attrs: DequantizeAttrs) -> tuple[Out, ...]:
     return ((FORMATS[attrs.format].check("dequantize", specs), dtype_of(attrs.dtype)),)
 
 
-def reference(*planes: Any, format: str, **attrs: Any) -> Any:
+def reference(*planes: Array, format: str, **attrs: Any) -> Array:
     """The NumPy formula."""
     return FORMATS[format].decode(*planes)
 

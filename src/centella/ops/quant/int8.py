@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from centella.dtypes import Array, i8
@@ -13,7 +11,7 @@ from centella.ops.quant.host import matrix
 from centella.ops.quant.numbers import bytes_of, less
 
 
-def encode(op: str, weight: Any) -> tuple[Array, Array]:
+def encode(op: str, weight: Array) -> tuple[Array, Array]:
     """factor = max |w| of a row / 127; numbers are rounded to nearest even."""
     wide = matrix(op, weight)
     largest = np.abs(wide).max(1, initial=0)

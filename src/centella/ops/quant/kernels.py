@@ -17,17 +17,18 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import DType, f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
+from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.embedding import EmbeddingAttrs
 from centella.ops.embedding import lower as rows_of_table
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.choice import after_copies
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.repack import copied_whole
-from centella.ops.matmul.sums import SUBGROUP, finish, when
-from centella.ops.matmul.thin import PARTIAL, Rows, Thin, reserve, thin_of, together_of
+from centella.ops.matmul.sums import SUBGROUP, Thin, finish, when
+from centella.ops.matmul.thin import PARTIAL, Rows, reserve, thin_of, together_of
 from centella.ops.quant.dequantize import DequantizeAttrs
 from centella.ops.quant.format import CHUNK, SYMBOLS, Format, Place
 from centella.ops.quant.table import FORMATS
@@ -45,7 +46,7 @@ SHORT = 32  # elements of a step of 4-bit numbers
 
 def _blocks(
     *, tile: Thin, activation: str, format: str, shuffle: bool, together: int, vector_x: bool,
-    x: Any, y: Any, **operands: Any,
+    x: Argument, y: Argument, **operands: Argument,
 ) -> None:  # fmt: skip
     reserve(together)
     kind = FORMATS[format]
@@ -65,7 +66,7 @@ def _blocks(
 
 def add_blocks(
     sums: Any, tile: Thin, outs: list[Out], lane: Any, inputs: Rows, kind: Format,
-    p: dict[str, Any],
+    p: dict[str, Expr],
 ) -> None:  # fmt: skip
     """Add up this thread's share of k, as `add_products` does.
 
@@ -78,12 +79,12 @@ def add_blocks(
 
 
 def _walk(
-    sums: Any, tile: Thin, outs: list[Out], lane: Any, inputs: Rows, kind: Format,
-    p: dict[str, Any],
+    sums: Any, tile: Thin, outs: list[Out], lane: Operand, inputs: Rows, kind: Format,
+    p: dict[str, Expr],
 ) -> None:  # fmt: skip
     """Steps: those of a turn are loaded before the first is used."""
 
-    def load(step: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    def load(step: Operand) -> tuple[list[Any], list[Any], list[Any]]:
         column = step * kind.step
         places = [Place(kind, planes, row, column) for planes, row in outs]
         ws = [kind.numbers(at.planes[0].load_bits(at.row * p["ldw"] + step * CHUNK), at)
@@ -178,7 +179,7 @@ def thin_linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
         ("activation", form.attrs.activation), ("format", kind.name),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),
-        ("together", together(kind, tile, x.dtype) if caps.sm >= 80 else 0),
+        ("together", together(kind, tile, x.dtype) if caps.reserves_registers else 0),
         ("vector_x", aligned(left, row, 0)),
     )  # fmt: skip
     groups = -(-problem.n // tile.outputs) if problem.m else 0
@@ -205,8 +206,8 @@ def _refs(form: Form[Any]) -> tuple[Ref, ...]:
 
 
 def _decoded(
-    kind: Format, planes: Sequence[Any], row: Any, chunk: Any, vector: bool
-) -> tuple[Any, list[Any]]:
+    kind: Format, planes: Sequence[Any], row: Operand, chunk: Any, vector: bool
+) -> tuple[Expr, list[Expr]]:
     """The column of a row's step, and its elements; `vector`: rows start on 16 bytes."""
     column = chunk * kind.step
     at = Place(kind, planes, row, column)
@@ -226,7 +227,7 @@ def _decoded(
     return column, [lang.fma(v, factor, low) for v in values]
 
 
-def _store(y: Any, row: Any, column: Any, values: list[Any], ragged: bool) -> None:
+def _store(y: Argument, row: Operand, column: Operand, values: list[Expr], ragged: bool) -> None:
     """A step of a row of the result, in chunks; `ragged`: in words, the row may end within it."""
     per = y.dtype.per_word if ragged else y.dtype.per_chunk
     start = row * lang.parameter("ldy", u32) + column
@@ -235,7 +236,7 @@ def _store(y: Any, row: Any, column: Any, values: list[Any], ragged: bool) -> No
             y.store(start + j, values[j : j + per])
 
 
-def _dequantize(*, format: str, vector: bool, y: Any, **planes: Any) -> None:
+def _dequantize(*, format: str, vector: bool, y: Argument, **planes: Argument) -> None:
     """A thread has a step."""
     kind = FORMATS[format]
     i, chunks = lang.global_id(), lang.parameter("chunks", u32)
@@ -245,7 +246,9 @@ def _dequantize(*, format: str, vector: bool, y: Any, **planes: Any) -> None:
         _store(y, row, column, values, kind.by_row)
 
 
-def _embedding(*, format: str, vector: bool, keep: bool, ids: Any, y: Any, **planes: Any) -> None:
+def _embedding(
+    *, format: str, vector: bool, keep: bool, ids: Argument, y: Argument, **planes: Argument
+) -> None:
     """A thread has a step; see `ops.embedding`, also for `keep`."""
     kind = FORMATS[format]
     i, chunks = lang.global_id(), lang.parameter("chunks", u32)
@@ -334,4 +337,4 @@ def on_chunks(
     inputs = (*form.inputs[:index], whole, *form.inputs[index + 1 :])
     places = [count + 1 if i == index else i for i in range(count + 1)]
     inner = Form(form.op, inputs, form.outputs, form.attrs, parts=form.parts)
-    return after_copies(Lowered((copy,), (whole,)), places, launch(inner))
+    return Lowered((copy,), (whole,)) + launch(inner).within(places, count + 2)

@@ -6,56 +6,59 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u32
+from centella.lang.values import Expr, Operand
 
 MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
 MAGIC_VALUE = 8388608.0
 FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
 
 
-def small(bits: Any, zero: int) -> Any:
+def small(bits: Operand, zero: int) -> Expr:
     """A number below 2^23 less `zero`, as f32."""
     return lang.bitcast(bits | MAGIC, f32) - (MAGIC_VALUE + zero)
 
 
-def field(word: Any, start: int, mask: int, zero: int) -> Any:
+def field(word: Operand, start: int, mask: int, zero: int) -> Expr:
     """The bits of a word from `start` on that a mask keeps, up to 255, less `zero`, as f32."""
     shifted = word >> start if start else word
     return small(shifted if start + mask.bit_length() == 32 else shifted & mask, zero)
 
 
-def number(value: Any) -> Any:
+def number(value: Operand) -> Any:
     """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
     return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value
 
 
-def bytes_of(words: list[Any]) -> list[Any]:
+def bytes_of(words: list[Expr]) -> list[Expr]:
     """The i8 of stored words as f32."""
     flipped = [word ^ FLIP for word in words]
     return [field(word, 8 * j, 255, 128) for word in flipped for j in range(4)]
 
 
-def nibbles(words: list[Any], zero: int) -> list[Any]:
+def nibbles(words: list[Expr], zero: int) -> list[Expr]:
     """The low halves of bytes, then the high ones, less `zero`, as f32."""
     return [field(w, 8 * j + half, 15, zero) for half in (0, 4) for w in words for j in range(4)]
 
 
-def fives(words: list[Any], high: Any, zero: int) -> list[Any]:
+def fives(words: list[Expr], high: Operand, zero: int) -> list[Expr]:
     """Nibbles with the fifth bits that a word has in their order, less `zero`, as f32."""
     low = [w >> 8 * j + half & 15 for half in (0, 4) for w in words for j in range(4)]
     return [small(v | (high >> i & 1) << 4, zero) for i, v in enumerate(low)]
 
 
-def few_fives(values: list[Any], half: int, high: Any, column: Any, zero: float) -> list[Any]:
+def few_fives(
+    values: list[Expr], half: int, high: Operand, column: Operand, zero: float
+) -> list[Expr]:
     """The same of neighbouring bytes, of which the first has column `column`."""
     bits = high >> column % 32 + 16 * half
     return less([v | (bits >> i & 1) << 4 for i, v in enumerate(halves(values, half))], zero)
 
 
-def halves(values: list[Any], half: int) -> list[Any]:
+def halves(values: list[Expr], half: int) -> list[Expr]:
     """The low (0) or high (1) halves of bytes, which are integers."""
     return [v >> 4 if half else v & 15 for v in values]
 
 
-def less(values: list[Any], zero: float) -> list[Any]:
+def less(values: list[Expr], zero: float) -> list[Expr]:
     """Integers as f32, less `zero`."""
     return [lang.cast(v, f32) - zero for v in values]

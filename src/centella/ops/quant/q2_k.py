@@ -6,10 +6,9 @@ has four numbers, of 64 the first 16 lowest.
 
 from __future__ import annotations
 
-from typing import Any
-
 from centella import lang
 from centella.dtypes import Array, f32, u8
+from centella.lang.values import Expr
 from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import fields, in_blocks, scaled, slices
@@ -33,7 +32,7 @@ def from_blocks(raw: Array) -> tuple[Array, ...]:
     return regroup.quarters(numbers), levels, factors
 
 
-def numbers(words: list[Any], at: Place) -> list[Any]:
+def numbers(words: list[Expr], at: Place) -> list[Expr]:
     """The elements themselves: numbers of a step have several factors."""
     values = []
     for part in range(4):
@@ -43,13 +42,13 @@ def numbers(words: list[Any], at: Place) -> list[Any]:
     return values
 
 
-def few(values: list[Any], part: int, at: Place) -> list[Any]:
+def few(values: list[Expr], part: int, at: Place) -> list[Expr]:
     """The same of neighbouring bytes."""
     scale, low = _levels(at, part)
     return [lang.fma(v, scale, low) for v in less([v >> 2 * part & 3 for v in values], 0.0)]
 
 
-def _levels(at: Place, part: int) -> tuple[Any, Any]:
+def _levels(at: Place, part: int) -> tuple[Expr, Expr]:
     """The factor of 16 numbers, and what is added."""
     both = at.value(1, at.column // 16 % 16 + part)
     scale = at.value(2, 0) * lang.cast(both & 15, f32)

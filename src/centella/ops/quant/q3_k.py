@@ -13,6 +13,7 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
+from centella.lang.values import Expr
 from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import (
@@ -46,7 +47,7 @@ def from_blocks(raw: Array) -> tuple[Array, ...]:
     return regroup.quarters(low), regroup.bit_words(high), levels, scale
 
 
-def numbers(words: list[Any], at: Place) -> list[Any]:
+def numbers(words: list[Expr], at: Place) -> list[Expr]:
     """Low bits with their third ones, each 16 times their factor."""
     values, highs = [], [_high(at, part) for part in (0, 2)]
     for part in range(4):
@@ -56,7 +57,7 @@ def numbers(words: list[Any], at: Place) -> list[Any]:
     return values
 
 
-def few(values: list[Any], part: int, at: Place) -> list[Any]:
+def few(values: list[Expr], part: int, at: Place) -> list[Expr]:
     """The same of neighbouring bytes."""
     high, level = _high(at, part) >> at.column % 16 + 16 * (part % 2), _level(at, part)
     whole = [v >> 2 * part & 3 | (high >> i & 1) << 2 for i, v in enumerate(values)]
@@ -67,7 +68,7 @@ def _high(at: Place, part: int) -> Any:
     return at.value(1, at.column // GROUP % 4 * 2 + part // 2)
 
 
-def _level(at: Place, part: int) -> Any:
+def _level(at: Place, part: int) -> Expr:
     return lang.cast(at.value(2, at.column // 16 % 16 + part), f32)
 
 

@@ -6,8 +6,6 @@ more than it stands for.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from centella.dtypes import Array, u8
@@ -28,7 +26,7 @@ from centella.ops.quant.numbers import halves, less, nibbles
 BLOCK = 32
 
 
-def encode(op: str, weight: Any) -> tuple[Array, Array]:
+def encode(op: str, weight: Array) -> tuple[Array, Array]:
     """factor = w / -8 of the element that is largest by amount, numbers from -8 to 7."""
     blocks = in_blocks(matrix(op, weight, BLOCK), BLOCK)
     factor = furthest(blocks) / np.float32(-8)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from centella.dtypes import Array, u8
 from centella.ops.quant.format import Format, Plane
 from centella.ops.quant.host import above_least, fields, packed, scaled, unpacked
@@ -12,7 +10,7 @@ from centella.ops.quant.numbers import halves, less, nibbles
 BLOCK = 32
 
 
-def encode(op: str, weight: Any) -> tuple[Array, ...]:
+def encode(op: str, weight: Array) -> tuple[Array, ...]:
     """factor = (max - min) / 15, numbers from 0 to 15 above the least."""
     numbers, scale, low = above_least(op, weight, BLOCK, 15)
     return packed(numbers), scale, low

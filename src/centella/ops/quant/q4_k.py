@@ -7,12 +7,11 @@ first 16 are in the low halves of bytes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, u8
+from centella.lang.values import Expr
 from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import fields, in_blocks, scaled, unpacked
@@ -40,7 +39,7 @@ def decode_levels(numbers: Array, levels: Array, factors: Array) -> Array:
     return scaled(numbers, scale.reshape(shape), -low.reshape(shape))
 
 
-def factors_of(at: Place) -> tuple[Any, Any]:
+def factors_of(at: Place) -> tuple[Expr, Expr]:
     """In a kernel: the factor of 32 numbers, and what is added."""
     names = [plane.name for plane in at.format.planes]
     levels, factors = names.index("levels"), names.index("factors")

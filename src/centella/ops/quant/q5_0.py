@@ -6,8 +6,6 @@ Numbers are 16 more than they stand for.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from centella.dtypes import Array, u8, u32
@@ -30,7 +28,7 @@ from centella.ops.quant.numbers import few_fives, fives
 BLOCK = 32
 
 
-def encode(op: str, weight: Any) -> tuple[Array, Array, Array]:
+def encode(op: str, weight: Array) -> tuple[Array, Array, Array]:
     """factor = w / -16 of the element that is largest by amount, numbers from -16 to 15."""
     blocks = in_blocks(matrix(op, weight, BLOCK), BLOCK)
     factor = furthest(blocks) / np.float32(-16)

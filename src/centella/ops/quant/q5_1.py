@@ -5,8 +5,6 @@ Numbers lie as those of Q5_0.
 
 from __future__ import annotations
 
-from typing import Any
-
 from centella.dtypes import Array, u8, u32
 from centella.ops.quant.format import Format, Plane
 from centella.ops.quant.host import (
@@ -23,7 +21,7 @@ from centella.ops.quant.numbers import few_fives, fives
 BLOCK = 32
 
 
-def encode(op: str, weight: Any) -> tuple[Array, ...]:
+def encode(op: str, weight: Array) -> tuple[Array, ...]:
     """factor = (max - min) / 31, numbers from 0 to 31 above the least."""
     numbers, scale, low = above_least(op, weight, BLOCK, 31)
     return packed(numbers & 15), bit_words(numbers >> 4), scale, low

@@ -12,6 +12,7 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
+from centella.lang.values import Expr
 from centella.ops.quant import regroup
 from centella.ops.quant.format import Format, Place, Plane
 from centella.ops.quant.host import (
@@ -38,7 +39,7 @@ def from_blocks(raw: Array) -> tuple[Array, ...]:
     return regroup.nibbles(low, 64), regroup.pair_words(high), levels, scale
 
 
-def numbers(words: list[Any], at: Place) -> list[Any]:
+def numbers(words: list[Expr], at: Place) -> list[Expr]:
     """Nibbles with their high bits, each 16 times their factor."""
     values = []
     for half in (0, 1):
@@ -48,7 +49,7 @@ def numbers(words: list[Any], at: Place) -> list[Any]:
     return values
 
 
-def few(values: list[Any], half: int, at: Place) -> list[Any]:
+def few(values: list[Expr], half: int, at: Place) -> list[Expr]:
     """The same of neighbouring bytes."""
     high, level = _high(at, half) >> at.column % 16 * 2, _level(at, half)
     low = halves(values, half)
@@ -60,7 +61,7 @@ def _high(at: Place, half: int) -> Any:
     return at.value(1, at.column // 16 % 16 + half)
 
 
-def _level(at: Place, half: int) -> Any:
+def _level(at: Place, half: int) -> Expr:
     return lang.cast(at.value(2, at.column // 16 % 16 + half), f32)
 
 

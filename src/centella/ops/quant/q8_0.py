@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from centella.dtypes import Array, i8
@@ -14,7 +12,7 @@ from centella.ops.quant.numbers import bytes_of, less
 BLOCK = 32
 
 
-def encode(op: str, weight: Any) -> tuple[Array, Array]:
+def encode(op: str, weight: Array) -> tuple[Array, Array]:
     """factor = max |w| / 127, numbers from -127 to 127."""
     wide = matrix(op, weight, BLOCK)
     blocks = in_blocks(wide, BLOCK)

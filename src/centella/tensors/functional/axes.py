@@ -212,12 +212,12 @@ def _along(
     """What `fn` makes of rows along an axis, in the shape of x."""
     refuse_names(op, other)
     check_tensors(op, x)
-    place, last = axis_of(op, x.shape, axis), x.ndim - 1
-    if place >= last:
+    along, last = axis_of(op, x.shape, axis), x.ndim - 1
+    if along >= last:
         return fn(x)
     rest = range(x.ndim)
-    rows = x.permute(*(a for a in rest if a != place), place)
-    return fn(rows).permute(*rest[:place], last, *rest[place:last])
+    rows = x.permute(*(a for a in rest if a != along), along)
+    return fn(rows).permute(*rest[:along], last, *rest[along:last])
 
 
 def _over(

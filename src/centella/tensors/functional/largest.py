@@ -57,7 +57,7 @@ def _sorted(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     at = at + (arange(chunks, device=x.device) * chunk).reshape(chunks, 1)
     values, at = values.reshape(*lead, chunks * k), at.reshape(*lead, chunks * k)
     if full < n:
-        rest, place = topk(x[..., full:], min(k, n - full))
-        values, at = concat([values, rest], -1), concat([at, place + full], -1)
+        rest, more = topk(x[..., full:], min(k, n - full))
+        values, at = concat([values, rest], -1), concat([at, more + full], -1)
     values, picks = _sorted(values, k)
     return values, take_along_axis(at, picks)

@@ -30,12 +30,12 @@ def concat(tensors: Sequence[Tensor], axis: int = 0, **other: Never) -> Tensor:
         ShapeError: for no tensors, a bad axis, or shapes that differ elsewhere.
     """
     parts = _listed("concat", tensors, other)
-    place = axis_of("concat", parts[0].shape, axis)
+    along = axis_of("concat", parts[0].shape, axis)
     width = most(parts[0].ndim)
     while len(parts) > 1:
         joined = [parts[i : i + width] for i in range(0, len(parts), width)]
         parts = [
-            apply("concat", *some, axis=place) if len(some) > 1 else some[0] for some in joined
+            apply("concat", *some, axis=along) if len(some) > 1 else some[0] for some in joined
         ]
     return parts[0]
 
@@ -50,11 +50,11 @@ def stack(tensors: Sequence[Tensor], axis: int = 0, **other: Never) -> Tensor:
     rank, shapes = parts[0].ndim, [list(t.shape) for t in parts]
     if any(s != shapes[0] for s in shapes):
         raise ShapeError(f"stack: expected tensors of one shape, got {str(shapes)[1:-1]}")
-    place = counted(axis, rank + 1)
-    if place is None:
+    position = counted(axis, rank + 1)
+    if position is None:
         raise ShapeError(f"stack: expected an axis of a result of rank {rank + 1}, got {axis}")
-    key = (slice(None),) * place + (None,)
-    joined = concat([t[key] for t in parts], place)
+    key = (slice(None),) * position + (None,)
+    joined = concat([t[key] for t in parts], position)
     return joined if len(parts) > 1 else joined.copy()
 
 
@@ -83,8 +83,8 @@ def split(
     """
     refuse_names("split", other)
     check_tensors("split", x)
-    place = axis_of("split", x.shape, axis)
-    extent = x.shape[place] if x.ndim else 0
+    along = axis_of("split", x.shape, axis)
+    extent = x.shape[along] if x.ndim else 0
     if isinstance(sizes, (int, np.integer)):
         most = whole("split", "parts", sizes, 1)
         each = tuple(min(most, extent - at) for at in range(0, max(extent, 1), most))
@@ -94,7 +94,7 @@ def split(
         raise ShapeError(f"split: expected parts of {list(x.shape)}, got {list(each)}")
     parts, start = [], 0
     for size in each:
-        parts.append(x[(slice(None),) * place + (slice(start, start + size),)])
+        parts.append(x[(slice(None),) * along + (slice(start, start + size),)])
         start += size
     return tuple(parts)
 
@@ -141,9 +141,9 @@ def repeat(x: Tensor, repeats: int, axis: int | None = None, **other: Never) -> 
     times = whole("repeat", "repeats", repeats)
     if axis is None or not x.ndim:
         x = x.reshape(x.size)
-    place = axis_of("repeat", x.shape, 0 if axis is None else axis)
-    lead, extent, rest = x.shape[:place], x.shape[place], x.shape[place + 1 :]
-    apart = x[(slice(None),) * (place + 1) + (None,)]
+    along = axis_of("repeat", x.shape, 0 if axis is None else axis)
+    lead, extent, rest = x.shape[:along], x.shape[along], x.shape[along + 1 :]
+    apart = x[(slice(None),) * (along + 1) + (None,)]
     return broadcast_to(apart, (*lead, extent, times, *rest)).reshape(*lead, extent * times, *rest)
 
 
@@ -170,11 +170,11 @@ def pad(
     return x
 
 
-def _widths(given: Any, rank: int) -> list[list[int]]:
+def _widths(widths: Any, rank: int) -> list[list[int]]:
     """Elements before and after, for each axis."""
-    text = f"pad: expected widths of 0 or more, a pair for each axis, got {given!r:.80}"
+    text = f"pad: expected widths of 0 or more, a pair for each axis, got {widths!r:.80}"
     try:
-        pairs = np.broadcast_to(np.asarray(given), (rank, 2))
+        pairs = np.broadcast_to(np.asarray(widths), (rank, 2))
     except ValueError as error:
         raise ShapeError(text) from error
     if pairs.dtype.kind not in "iu" or (pairs < 0).any():
@@ -286,7 +286,7 @@ def scatter(
     """
     refuse_names("scatter", other)
     check_tensors("scatter", x, indices, values)
-    place = axis_of("scatter", x.shape, axis) if x.ndim else 0
-    if reduce == "set" and place == 0 and indices.ndim <= 1:
+    along = axis_of("scatter", x.shape, axis) if x.ndim else 0
+    if reduce == "set" and along == 0 and indices.ndim <= 1:
         return apply("scatter", x, indices, values)
-    return apply("scatter_reduce", x, indices, values, axis=place, reduce=reduce)
+    return apply("scatter_reduce", x, indices, values, axis=along, reduce=reduce)

@@ -18,7 +18,7 @@ from centella.tensors.functional.axes import layer_norm, rms_norm
 from centella.tensors.functional.elementwise import gelu, relu, sigmoid, silu_gate, tanh
 from centella.tensors.functional.move import concat, pad
 from centella.tensors.qtensor import QTensor, Stacked, float_dtype, of_pair
-from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
+from centella.tensors.tensor import Tensor, apply, apply_all, apply_preferred, apply_with
 
 __all__ = [
     "attention", "conv1d", "dequantize", "dot", "linear", "matmul", "normed_linear",
@@ -122,15 +122,11 @@ def _stacked(
     return concat(products, -1)
 
 
-JOINED = 2  # rows from which on the thin product gains nothing from its surroundings
-SERIAL = frozenset(["software", "simulator", "cpu"])  # devices whose launches cost nothing
-
-
 def normed_linear(
     x: Tensor, weight: Tensor | QTensor | Stacked, norm: Tensor | None = None, *, eps: float = 1e-6,
     kind: str = "rms", shift: Tensor | None = None, gate: str | None = None,
     activation: str | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    alpha: float = 1.0, dtype: Any = None,
+    alpha: float = 1.0, dtype: Any = None, variant: str | None = None,
 ) -> Tensor:  # fmt: skip
     """f(alpha (norm(x) W^T) + bias) + residual, or with a gate act(h W[:n]^T) * (h W[n:]^T).
 
@@ -144,6 +140,7 @@ def normed_linear(
         gate: the activation of the first half, a name that `linear` takes.
         activation, bias, residual, alpha, dtype: as for `linear`; with a gate neither activation
             nor residual.
+        variant: force the one launch ("joined") or the others ("apart"), for tests and benchmarks.
 
     Returns:
         [..., n].
@@ -158,21 +155,19 @@ def normed_linear(
         raise ShapeError("normed_linear: expected a gate, or an activation and a residual")
     if (layer and norm is None) or (shift is not None and not layer):
         raise ShapeError("normed_linear: expected norm= with kind='layer', which shift= goes with")
-    caps = x.device.caps
-    rows = math.prod(x.shape[:-1])
-    if (
-        isinstance(weight, Tensor) and not (opened and bias is not None)
-        and (norm is not None or opened)
-        and 0 < rows <= JOINED and caps.family not in SERIAL
-        and max(weight.spec.storage_bytes, x.spec.storage_bytes) <= caps.safe_binding
-    ):  # fmt: skip
-        attrs = {
-            "alpha": real("normed_linear", "alpha", alpha), "gate": opened, "kind": kind,
-            "eps": epsilon("normed_linear", eps), "dtype": "",
-            "activation": _activation("normed_linear", activation),
-        } | _rounded("normed_linear", dtype)  # fmt: skip
+    if isinstance(weight, Tensor):
         extras = {"norm": norm, "shift": shift, "bias": bias, "residual": residual}
-        return apply_with("normed_linear", (x, weight), "extras", extras, attrs)
+        present = {n: t for n, t in extras.items() if t is not None}
+        attrs = _attrs(
+            "normed_linear", variant, alpha=real("normed_linear", "alpha", alpha), gate=opened,
+            kind=kind, eps=epsilon("normed_linear", eps), extras=tuple(present),
+            activation=_activation("normed_linear", activation), **_rounded("normed_linear", dtype),
+        )  # fmt: skip
+        joined = apply_preferred(get("normed_linear"), (x, weight, *present.values()), attrs)
+        if joined is not None:
+            return joined[0]
+    elif variant == "joined":
+        raise DTypeError("normed_linear: expected a weight of floats with variant='joined'")
     h = x
     if norm is not None:
         h = layer_norm(x, norm, shift, eps) if layer else rms_norm(x, norm, eps)
@@ -281,6 +276,7 @@ def attention(
     mask: Tensor | None = None,
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
     blocks: Tensor | None = None,
     scales: Tensor | None = None,
     causal: bool = False,
@@ -303,6 +299,9 @@ def attention(
             starts + i. With `lengths` that is what a buffer of kv_len keys needs, filled in part.
         sinks: [heads], floats: the score of one more key of each head, whose value is 0 (Xiao et
             al. 2023; gpt-oss).
+        bias: [heads or 1, n] floats, n odd: what is added to a scaled score by the distance of the
+            key from the query: bias[h, n // 2 + key - query], of further ones the first or last of
+            a row. A query's position is as for `window`.
         blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
             and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
             blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
@@ -340,7 +339,7 @@ def attention(
     if mask is not None:
         mask = _broadcast(mask, (*q.shape[:3], keys))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
-             "sinks": sinks, "blocks": blocks, "scales": scales}  # fmt: skip
+             "sinks": sinks, "bias": bias, "blocks": blocks, "scales": scales}  # fmt: skip
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal))
     attrs |= score_attrs("attention", q.shape[-1], scale, window, softcap)
     if starts is None and attrs.get("window", 0) >= max(q.shape[2], keys):

@@ -1,40 +1,90 @@
-"""What a plan does, as a table to read."""
+"""The plan that the passes end in, and what it does as a table to read."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
 
 from centella.backends.base import Launch
 from centella.emit.program import Program
 from centella.op.op import get
 from centella.ops.fused import along_rows
+from centella.plan.graph import PlanNode, owners_of
 from centella.plan.placement import Lifetime, largest_live
+from centella.record.values import Origin
 from centella.specs import Spec
-
-if TYPE_CHECKING:
-    from centella.plan.graph import Plan, PlanNode
 
 MOVES = ("copy", "reshape")
 LISTED = 8
 
 
-def explain(plan: Plan) -> str:
-    """Nodes, fusions, copies with their reason, launches, bytes, peak memory of a `Plan`."""
-    copies = sum(bool(s.reason) or plan.nodes[s.node].op.name in MOVES for s in plan.launches)
-    live, alive = largest_live(plan.values)
-    lines = [
-        f"{len(plan.nodes)} nodes ({plan.dropped} dropped, {plan.fused} fused), "
-        f"{len(plan.launches)} launches ({copies} copies), peak {sum(plan.buffers):,} bytes in "
-        f"{len(plan.buffers)} buffers ({plan.temporary_bytes:,} temporary)"
-    ]
-    if alive:
-        largest = sorted(alive, key=lambda v: (-v.nbytes, v.node))
-        parts = [f"{_maker_of(plan.nodes, v)} {v.nbytes:,}" for v in largest[:LISTED]]
-        more = [f"{len(largest) - LISTED} more"] if len(largest) > LISTED else []
-        lines.append(f"  largest live set {live:,} bytes: {', '.join(parts + more)}")
-    return "\n".join([*lines, *_launches(plan)])
+class Plan(Struct, frozen=True):
+    """An immutable run list.
+
+    Attributes:
+        externals: how many buffers come from outside; they are slots 0 .. externals - 1.
+        buffers: bytes of each further slot, and in `makers` the node that uses it first.
+        results: (node, output) of each value that stays, and its slot.
+        launches: in order; each for external buffers that begin at their first element, all of
+            which is bound, and without its pipeline.
+        nodes: what was planned, for `explain`.
+        dropped: how many of them nobody reads.
+        fused: how many became part of another.
+        values: what needs those buffers, and how long.
+    """
+
+    externals: int
+    buffers: tuple[int, ...]
+    makers: tuple[int, ...]
+    results: Mapping[Origin, int]
+    launches: tuple[Launch, ...]
+    nodes: tuple[PlanNode, ...]
+    dropped: int
+    fused: int = 0
+    values: tuple[Lifetime, ...] = ()
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Bytes of buffers that do not outlive the plan."""
+        kept = set(self.results.values())
+        first = self.externals
+        return sum(n for i, n in enumerate(self.buffers) if first + i not in kept)
+
+    def launches_of(self, node: int) -> int:
+        """How many launches compute a node."""
+        return sum(launch.node == node for launch in self.launches)
+
+    def changers(self, slot: int) -> list[int]:
+        """The nodes that change what lies in an external slot, in place."""
+        owners = owners_of(self.nodes)
+        return [node for (node, _), owner in owners.items() if owner == (-1, slot)]
+
+    def label(self, node: int) -> str:
+        """The op of a node; for a chain that became one launch, those that it is made of."""
+        form = self.nodes[node].form
+        steps = form.attrs.steps if form.op.name == "fused" else ()
+        return " + ".join(step.name for step in steps) or form.op.name
+
+    def explain(self) -> str:
+        """Nodes, fusions, copies, launches, bytes, peak memory: a table to read."""
+        copies = sum(bool(s.reason) or self.nodes[s.node].op.name in MOVES for s in self.launches)
+        live, alive = largest_live(self.values)
+        lines = [
+            f"{len(self.nodes)} nodes ({self.dropped} dropped, {self.fused} fused), "
+            f"{len(self.launches)} launches ({copies} copies), peak {sum(self.buffers):,} bytes in "
+            f"{len(self.buffers)} buffers ({self.temporary_bytes:,} temporary)"
+        ]
+        if alive:
+            largest = sorted(alive, key=lambda v: (-v.nbytes, v.node))
+            parts = [f"{_maker_of(self.nodes, v)} {v.nbytes:,}" for v in largest[:LISTED]]
+            more = [f"{len(largest) - LISTED} more"] if len(largest) > LISTED else []
+            lines.append(f"  largest live set {live:,} bytes: {', '.join(parts + more)}")
+        return "\n".join([*lines, *_launches(self.nodes, self.launches)])
+
+
+EMPTY = Plan(0, (), (), {}, (), (), 0)
 
 
 def _maker_of(nodes: Sequence[PlanNode], value: Lifetime) -> str:
@@ -42,14 +92,14 @@ def _maker_of(nodes: Sequence[PlanNode], value: Lifetime) -> str:
     return name if value.output >= 0 else f"scratch of {name}"
 
 
-def _launches(plan: Plan) -> Iterator[str]:
+def _launches(nodes: Sequence[PlanNode], launches: Sequence[Launch]) -> Iterator[str]:
     readers: dict[int, list[tuple[PlanNode, int]]] = {}
-    for index in dict.fromkeys(launch.node for launch in plan.launches):
-        for operand, source in enumerate(plan.nodes[index].inputs):
-            readers.setdefault(source.node, []).append((plan.nodes[index], operand))
-    counts = Counter(launch.node for launch in plan.launches)
-    for launch in plan.launches:
-        node = plan.nodes[launch.node]
+    for index in dict.fromkeys(launch.node for launch in launches):
+        for operand, source in enumerate(nodes[index].inputs):
+            readers.setdefault(source.node, []).append((nodes[index], operand))
+    counts = Counter(launch.node for launch in launches)
+    for launch in launches:
+        node = nodes[launch.node]
         ins, results = node.form.inputs, node.form.outputs
         if launch.reason:  # a copy of one operand, whose memory it sees as one row
             ins = results = (launch.views[-1][0],)

@@ -1,0 +1,32 @@
+"""Texts from elsewhere as a terminal may get them.
+
+Names of files, tensors and devices, passages and error texts come from elsewhere, and a terminal
+acts on control characters in them. They leave as escapes (backslash, x1b), in JSON as JSON's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+# Control characters but tab and newline, line separators, surrogates, and the characters of
+# Unicode's category Cf that reorder or hide text; joiners, which scripts and emoji need, are none.
+_ACTED_ON = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """A text in which what a terminal would act on is escaped; tabs and newlines stay."""
+    return _ACTED_ON.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def in_line(text: str) -> str:
+    """A name as a part of a line: tabs and newlines are escaped too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def in_json(text: str) -> str:
+    """JSON in which what a terminal would act on is escaped as JSON does."""
+    return _ACTED_ON.sub(lambda match: json.dumps(match[0])[1:-1], text)

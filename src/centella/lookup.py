@@ -1,0 +1,26 @@
+"""What `centella` answers for a name that it has not: a module that is to load now, or an error."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from centella.tensors.hints import module_missing
+
+
+def module_getattr(name: str) -> ModuleType:
+    """The `__getattr__` of `centella`: modules that load with their first use.
+
+    Raises:
+        AttributeError: for any other name; with what to write, where that is known.
+    """
+    if name != "serving":
+        raise module_missing(name)
+    import centella.serving as serving  # `from centella` would ask here again
+
+    return serving
+
+
+def module_dir() -> list[str]:
+    """The `__dir__` of `centella`: the public names, and none of the rooms."""
+    return sorted(sys.modules["centella"].__all__)
