@@ -2,8 +2,9 @@
 
 Passages are the paragraphs of this project's pages and sources, in a random order. Each row of
 texts has a row of ids beside it: the same texts, tokenised and put into batches before the clock
-starts, so that the difference is what the host costs; and one of ids in the order of the texts,
-each batch padded to its longest, which is what mixed lengths would cost otherwise. Peer:
+starts, so that the difference is what the host costs; and two of ids in the order of the texts:
+each batch padded to its longest, which is what mixed lengths would cost otherwise, and end to end.
+The ids of the first are sorted, and end to end where `encode` has them so. Peer:
 transformers with its own fast tokenizer, texts sorted by length, each batch padded to its longest.
 """
 
@@ -27,6 +28,7 @@ from centella.tasks.embed import Forward
 
 ROOT = Path(__file__).parents[1]
 BATCH = 512
+TOKENS = 1 << 20  # more than a batch has
 KINDS = ("docs/**/*.md", "*.md", "src/**/*.py")
 
 
@@ -57,9 +59,13 @@ def passages(args: argparse.Namespace) -> Iterator[Row]:
                 tokens = model.tokenizer.tokens(some, model.config.max_length)
                 calls[device] = partial(_texts, model, some, device, results)
                 grids = list(batches_of([lambda t=tokens: t], BATCH, model.config.max_length, 0))
-                calls[f"{device}, ids"] = _ids(model, grids, f"{device}, ids", results)
-                who = f"{device}, ids, padded"
-                calls[who] = _ids(model, _padded(tokens), who, results)
+                who = f"{device}, ids"
+                packs = [batch.packs(BATCH, model.config.max_length, TOKENS) for batch in grids]
+                calls[who] = _ids(model, grids, who, results, packs)
+                for who, packed in ((f"{device}, ids, padded", False),
+                                    (f"{device}, ids, end to end", True)):  # fmt: skip
+                    mixed = _mixed(tokens)
+                    calls[who] = _ids(model, mixed, who, results, [packed] * len(mixed))
             if torch is not None:
                 kind = torch.float16 if dtype == "f16" else torch.float32
                 encode = peer_encode(torch, args.model, kind)
@@ -79,25 +85,32 @@ def _texts(model: Any, some: list[str], who: str, results: dict[str, Any]) -> No
     results[who] = model.encode(some, batch_size=BATCH)
 
 
-def _padded(tokens: Any) -> list[Batch]:
-    """Batches of texts as they come, whose columns are those of the longest."""
+def _mixed(tokens: Any) -> list[Batch]:
+    """Batches of texts as they come."""
     count = len(tokens)
     every = [np.arange(at, min(at + BATCH, count)) for at in range(0, count, BATCH)]
     return [Batch(tokens, rows, rows) for rows in every]
 
 
-def _ids(model: Any, batches: list[Batch], who: str, results: dict[str, Any]) -> Call:
-    """Batches to vectors, two of them in flight."""
+def _ids(
+    model: Any, batches: list[Batch], who: str, results: dict[str, Any], packs: list[bool]
+) -> Call:
+    """Batches to vectors, two of them in flight; some end to end, the others padded."""
     most, forward = model.config.max_length, Forward(model)
-    grids = [batch.grid(BATCH, most, 0) for batch in batches]
+    assert forward.packed is not None
+    inputs = [
+        partial(forward.packed.fetch, *batch.end_to_end(BATCH, 0), True, None) if packed
+        else partial(forward.captured.fetch, *batch.grid(BATCH, most, 0), True, None)
+        for batch, packed in zip(batches, packs, strict=True)
+    ]  # fmt: skip
     count = sum(len(batch.texts) for batch in batches)
     vectors = np.empty((count, model.dim), np.float32)
 
     def call() -> None:
         running: list[Any] = []
-        for number, grid in enumerate([*grids, None]):
-            if grid is not None:
-                running.append(forward.captured.fetch(*grid, True, None))
+        for number, start in enumerate([*inputs, None]):
+            if start is not None:
+                running.append(start())
             if number:
                 texts = batches[number - 1].texts
                 vectors[texts] = running.pop(0).result()["dense"][: len(texts)]

@@ -46,6 +46,22 @@ def test_states_equal_transformers(device: ct.Device, folder: Path) -> None:
     np.testing.assert_allclose(states[real], stored["states"][real], atol=1e-5)
 
 
+@pytest.mark.parametrize("folder", [p for p in FOLDERS if (p / "config.json").read_text()
+                                    .find("qwen3") < 0 and "gemma" not in p.name],
+                         ids=lambda p: p.name)  # fmt: skip
+def test_texts_end_to_end_have_the_states_of_padded_ones(device: ct.Device, folder: Path) -> None:
+    model, stored = load(folder, device=device, task="embed").model, expected(folder)
+    lengths = stored["lengths"]
+    padded = model(*(ct.asarray(stored[n], device=device) for n in ("ids", "lengths"))).numpy()
+    real = np.arange(padded.shape[1]) < lengths[:, None]
+    positions = np.broadcast_to(np.arange(padded.shape[1], dtype=np.int32), real.shape)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    rows = [np.pad(x[real], (0, 5)) for x in (stored["ids"], positions)]  # five behind the last
+    ids, places = (ct.asarray(x, device=device) for x in rows)
+    states = model.end_to_end(ids, ct.asarray(offsets, device=device), places).numpy()
+    np.testing.assert_allclose(states[: offsets[-1]], padded[real], atol=1e-5)
+
+
 @pytest.mark.devices("cpu", "webgpu", "cuda", "webgpu-hardware")
 @pytest.mark.parametrize("name", ["modernbert", "mpnet", "qwen3-embed"])
 def test_captures_of_many_sizes_after_one_that_failed(device: ct.Device, name: str) -> None:

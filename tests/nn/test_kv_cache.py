@@ -904,6 +904,48 @@ def test_a_layer_attends_in_one_launch_where_there_are_clusters(
         start += n
 
 
+@pytest.mark.devices("simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
+@pytest.mark.parametrize(
+    ("heads", "kv", "dim", "options"),
+    [(3, 1, 24, {"window": 70}), (8, 2, 128, {"interleaved": True}),
+     *(pytest.param(*sizes, marks=pytest.mark.sweep)
+       for sizes in ((4, 2, 32, {}), (16, 1, 8, {"softcap": 4.0}), (1, 1, 256, {})))],
+)  # fmt: skip
+def test_a_step_in_f32_is_rotated_stored_and_attended_in_two_launches(
+    device: ct.Device, heads: int, kv: int, dim: int, options: dict[str, Any]
+) -> None:
+    """As in more, at the borders of parts; queries that keys share, in blocks of them; a table."""
+    rng, capacity = np.random.default_rng(9), 256
+    pairs = rng.standard_normal((2, 1, capacity, (heads + 2 * kv) * dim)).astype(np.float32)
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(dim, capacity))
+    norms = ct.asarray(rng.standard_normal((2, dim)).astype(np.float32), device=device)
+    qk_norm = norms if dim != 32 else None
+    turn = {"qk_norm": qk_norm, "interleaved": options.get("interleaved", False)}
+    seen = {n: v for n, v in options.items() if n != "interleaved"}
+    apart, one = (ct.KVCache(2, kv, dim, capacity, device=device) for _ in "ab")
+    pool = BlockCache(kv, dim, 9, device=device)
+    blocks = [[3, 1, 4, 7], [2, 8, 5, 6]]
+    for start, end in ((0, 1), (1, 63), (63, 64), (64, 65), (65, 200), (200, 201), (201, 255),
+                       (255, 256)):  # fmt: skip
+        x = ct.asarray(pairs[:, 0, start:end], device=device)
+        queries = apart.append_qkv(x, cos, sin, **turn)
+        table = np.array([[start, *row] for row in blocks], np.int32)
+        view = pool.view(ct.asarray(table, device=device))
+        if end - start > 1:
+            for cache in (one, view):
+                cache.append_qkv(x, cos, sin, **turn).numpy()
+            continue
+        wanted = apart.attend(queries, **seen).numpy()
+        for cache, begin in ((one, 1), (view, 0)):  # a launch with which a step begins
+            device.synchronize()
+            with ct.ledger() as led:
+                got = cache.attend_qkv(x, cos, sin, **turn, **seen).numpy()
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5)
+            led.expect(launches=begin + 2)
+    for mine, theirs in zip(one.states(), apart.states(), strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.devices("cpu", "simulator", "webgpu")
 @pytest.mark.parametrize("dim", [6, 10, 20])
 def test_heads_whose_rows_are_padded(device: ct.Device, dim: int) -> None:

@@ -117,6 +117,14 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
         (qkv(65, 64, lk=0), {}, "tiled"),
         (qkv(65, 64), {"masks": ("lengths", "starts", "sinks")}, "wgmma"),
         *((qkv(65, 64), {"masks": (m,)}, "mma") for m in ("mask", "key_mask")),
+        *(
+            (
+                (*[spec(1, 9, 4000, 64, dtype=f16)] * 3, spec(texts + 1, dtype=i32)),
+                {"masks": ("offsets",)},
+                name,
+            )  # by the mean length
+            for texts, name in ((60, "wgmma"), (63, "mma"), (200, "mma"), (400, "tiled"))
+        ),
         *((qkv(65, 64), {"scale": x}, "mma") for x in (-0.125, 0.0, 0.01, 1.0)),
         (qkv(65, 64), {"scale": 1.0, "softcap": 50.0, "window": 9}, "wgmma"),
         (

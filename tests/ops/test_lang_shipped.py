@@ -233,6 +233,7 @@ norm | rms | f32 f16 | F.rms_norm(i(3, 511), i(511))
 norm | l2 | f32 f16 | F.l2_normalize(i(3, 511))
 norm | sliced | f32 f16 | F.layer_norm(i(3, 131)[:, 1:], i(130), i(130))
 mean_pool | rows | f32 f16 | F.mean_pool(i(3, 6, 40), i.of([4, 6, 0]))
+mean_pool | end to end | f32 f16 | F.mean_pool(i(6, 40), i.of([0, 4, 4, 5]))
 mean_pool | odd | f32 f16 | F.mean_pool(i(3, 5, 7), i.of([4, 5, 2]))
 embedding | rows | f32 f16 | F.embedding(i.of([[3, 0, 5], [9, 2, -1]]), i(9, 40))
 embedding | odd | f32 f16 | F.embedding(i.of([3, 0, 5, 8]), i(9, 7))
@@ -399,6 +400,8 @@ attention | bias | f32 f16 | attend(i, 2, 1, 5, 21, 16, lengths=i.of([13, 20]), 
 attention | tiled, bias | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", bias=i(1, 7))
 attention | split, bias | f32 f16 | attend(i, 4, 2, 2, 190, 128, variant="split", causal=True,
     bias=i(4, 7))
+attention | offsets | f32 f16 | end_to_end(i, 16, window=4)
+attention | tiled, offsets | f32 f16 | end_to_end(i, 8, variant="tiled", bias=i(1, 7))
 attention | window | f32 f16 | attend(i, 2, 1, 5, 21, 16, starts=i.of([3, 17]), window=4,
     sinks=i(2), softcap=1.5)
 attention | tiled, window | f32 | attend(i, 2, 1, 9, 40, 8, variant="tiled", window=7,
@@ -532,6 +535,12 @@ def many_parts(i: Inputs) -> ct.Tensor:
 def attend(i: Inputs, h: int, kv: int, lq: int, lk: int, d: int, **more: Any) -> ct.Tensor:
     """Attention of a batch of 2."""
     return F.attention(i(2, h, lq, d), i(2, kv, lk, d), i(2, kv, lk, d), **more)
+
+
+def end_to_end(i: Inputs, d: int, **more: Any) -> ct.Tensor:
+    """Attention of four texts, one of them empty, and rows behind the last."""
+    q, k, v = (i(1, 2, 90, d) for _ in "qkv")
+    return F.attention(q, k, v, offsets=i.of([0, 1, 1, 70, 85]), **more)
 
 
 def attend_i8(i: Inputs, lq: int, lk: int, d: int, **more: Any) -> ct.Tensor:

@@ -68,6 +68,28 @@ def test_apart_the_queries_lie_between_two_launches() -> None:
     assert sorted(r.offset for r in table) == [0, 1]
 
 
+@pytest.mark.parametrize("caps", [Caps("wgsl"), CAPS], ids=["wgsl", "ptx"])
+def test_one_token_in_f32_is_two_launches(caps: Caps) -> None:
+    """The first reads and writes the caches, in 8 bindings; the second adds its parts up."""
+    names = ["rope_split", "attention_combine"]
+    for form in ({}, {"blocks": True}, {"dim": 256, "heads": 8}, {"window": 99}, {"half": 12}):
+        first, second = launched(caps, dtype=f32, **form).calls
+        assert [first.kernel.name, second.kernel.name] == names
+        assert [r.index for r in first.tensors] == [2, 3, 4, 5, 6, 0, 1, 10]
+        assert [r.index for r in second.tensors] == [10, 5, 9]
+    for form in ({"tokens": 2}, {"half": 10}, {"dim": 512, "heads": 64}, {"capacity": 63}):
+        assert launched(caps, dtype=f32, **form).calls[0].kernel.name == "rope_cache_write", form
+
+
+@needs_ptxas
+@pytest.mark.parametrize("form", [{}, {"blocks": True, "window": 99}, {"dim": 256, "heads": 64}],
+                         ids=str)  # fmt: skip
+def test_what_it_keeps_in_f32_stays_in_registers(form: dict[str, Any], tmp_path: Path) -> None:
+    first, _ = launched(dtype=f32, **form).calls
+    report, _ = assemble(emit_ptx(traced(first), "sm_80"), "sm_80", tmp_path)
+    assert resources(report)[1] == 0
+
+
 @needs_ptxas
 @pytest.mark.parametrize(
     "form",

@@ -25,7 +25,7 @@ CAPS = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 <<
             subgroups=True, arch="sm_90a")  # fmt: skip
 BOUND = {f16: 2e-7, bf16: 5e-6}  # squared error of the squares
 KINDS = {"lengths": "i32", "starts": "i32", "key_mask": "bool", "mask": "f32", "sinks": "f32",
-         "bias": "f32", "blocks": "i32", "scales": "f32"}  # fmt: skip
+         "bias": "f32", "offsets": "i32", "blocks": "i32", "scales": "f32"}  # fmt: skip
 VARIANTS = {variant.name: variant for variant in ORDER}
 
 

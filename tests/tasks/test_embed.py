@@ -20,7 +20,7 @@ import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
 from centella.tasks import batches, embed
-from centella.tasks.batches import columns_of
+from centella.tasks.batches import Batch, capacity, columns_of
 from centella.tasks.embed import Embedder, EmbedderConfig
 from centella.tasks.embeddings import Cut
 from centella.tasks.load import load
@@ -283,7 +283,8 @@ def test_weights_are_uploaded_once(device: ct.Device) -> None:
     with ct.ledger() as led:
         embedder.encode(texts)
     sent = 8 * 48 * 4 + 8 * 4  # ids and lengths of 5 texts, rounded up to 8 rows of 48
-    assert sent <= led.upload_bytes <= sent + 512
+    least = 4 * sum(map(len, ids))  # where a GPU has the texts end to end
+    assert least <= led.upload_bytes <= sent + 512
     assert max(map(len, ids)) == 48
 
 
@@ -319,6 +320,56 @@ def test_a_batch_is_a_replay_once_its_size_was_met(tiny: Embedder) -> None:
         lengths = batch.upload(np.array([len(tokens) for tokens in ids], np.int32))
         recorded = tiny.pool(tiny(batch.upload(padded), lengths), lengths)
     np.testing.assert_array_equal(vectors, recorded.numpy())
+
+
+@pytest.mark.devices("webgpu", "simulator", "cuda", "webgpu-hardware")
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken+mean", "max"])
+def test_unequal_texts_lie_end_to_end(
+    device: ct.Device, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is fewer tokens, as on a GPU; other texts compile and plan nothing."""
+    embedder = load(DATA / "tiny-bert", device=device)
+    embedder.config = replace(embedder.config, pooling=pooling)
+    texts = [" ".join(["b", "a"] * n) for n in (30, 1, 2, 9, 1)]
+    wanted = [embedder.encode(text) for text in texts]
+    monkeypatch.setattr(batches, "SLOW", ())
+    monkeypatch.setattr(batches, "SAVED", 16)
+    embedder._forward = None
+    found = embedder.encode(texts)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    with ct.ledger() as led:
+        again = embedder.encode([texts[i] for i in (2, 0, 1, 4, 3)])
+    led.expect(uploads=1, submissions=1, downloads=1, compiles=0, plans=0)
+    np.testing.assert_array_equal(again, found[[2, 0, 1, 4, 3]])
+    forward = embedder._forward
+    assert forward is not None
+    if pooling == "max":
+        assert forward.packed is None and forward.captured.signatures == 1
+    else:
+        assert forward.packed is not None and forward.packed.signatures == 1
+        assert forward.captured.signatures == 0
+    equal = embedder.encode(texts[3:4] * 4)  # nothing to gain
+    assert forward.captured.signatures == 1 + (pooling == "max")
+    np.testing.assert_allclose(equal[0], wanted[3], atol=1e-6)
+
+
+def test_what_lies_end_to_end() -> None:
+    tokens = Tokens.of([[5, 6], [1, 2, 3], [4], [7]])
+    batch = Batch(tokens, np.array([1, 0, 3]), np.arange(3))
+    ids, offsets, positions = batch.end_to_end(32, 9)
+    assert ids.tolist() == [1, 2, 3, 5, 6, 7, *[9] * 10]
+    assert offsets.tolist() == [0, 3, 5, 6, 6]
+    assert positions.tolist() == [0, 1, 2, 0, 1, 0, *[0] * 10]
+    assert {x.dtype for x in (ids, offsets, positions)} == {np.dtype(np.int32)}
+    unequal = Batch(Tokens.of([[1] * 100, *[[1] * 5] * 9]), np.arange(10), np.arange(10))
+    assert unequal.packs(32, 512, 160) and not unequal.packs(32, 512, 159)
+    assert not Batch(Tokens.of([[1] * 100, *[[]] * 9]), np.arange(10), np.arange(10)).packs(
+        32, 512, 160
+    )
+    equal = Batch(Tokens.of([[1] * 100] * 8), np.arange(8), np.arange(8))
+    assert not equal.packs(32, 512, 1 << 20)
+    sizes = [capacity(n) for n in (1, 16, 17, 512, 513, 1000, 1024, 1025, 65536, 65537)]
+    assert sizes == [16, 16, 32, 512, 544, 1024, 1024, 1088, 65536, 69632]
 
 
 def test_captures_are_few(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:

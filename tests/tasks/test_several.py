@@ -24,6 +24,7 @@ from centella.errors import (
     WeightsError,
 )
 from centella.tasks import several
+from centella.tasks.batches import Batch
 from centella.tasks.embed import Embedder
 from tests.support.model_common import DATA
 
@@ -45,8 +46,8 @@ def fail(place: Embedder, error: Exception) -> list[int]:
     """Make a device fail; the sizes of batches that it got."""
     sizes: list[int] = []
 
-    def failing(ids: Any, *_: Any) -> Any:
-        sizes.append(len(ids))
+    def failing(batch: Batch, *_: Any) -> Any:
+        sizes.append(len(batch.rows))
         raise error
 
     vars(place)["_submit"] = failing
@@ -66,15 +67,15 @@ def met(model: Embedder, error: BaseException | None = None, after: int = 0) -> 
     def watch(place: Embedder, sizes: list[int], error: BaseException | None) -> None:
         submit = place._submit
 
-        def submitted(ids: Any, *rest: Any) -> Any:
+        def submitted(batch: Batch, *rest: Any) -> Any:
             if place is places[0]:
                 assert go_on.wait(30)
             elif error is None or len(sizes) >= after:
                 go_on.set()
             if error is not None and len(sizes) >= after:
                 raise error
-            sizes.append(len(ids))
-            return submit(ids, *rest)
+            sizes.append(len(batch.rows))
+            return submit(batch, *rest)
 
         vars(place)["_submit"] = submitted
 

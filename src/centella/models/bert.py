@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella.dtypes import Array, DType, f32
 from centella.errors import ShapeError
@@ -40,12 +41,16 @@ class Scene(Struct, frozen=True, eq=False):
 
     Attributes:
         lengths: [batch] i32, tokens of each text.
+        offsets: [texts + 1] i32 in place of lengths: texts lie end to end, each begins at its own.
+        positions: [1, tokens] i32, of each token in its text, where they lie so.
         bias: added to scores by the distance of key and query, [heads, n]; None: none.
         tables: of the rotary embedding; None: none.
         window: keys on either side that a query sees; -1: all.
     """
 
-    lengths: Tensor
+    lengths: Tensor | None
+    offsets: Tensor | None = None
+    positions: Tensor | None = None
     bias: Tensor | None = None
     tables: Tables | None = None
     window: int = -1
@@ -70,15 +75,20 @@ class Embeddings(Module):
         self.offset: int = c.position_offset
         self.dtype = dtype
 
-    def forward(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        """Ids and token types (None: all 0), [batch, seq_len], to [batch, seq_len, hidden]."""
+    def forward(
+        self, ids: Tensor, types: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Ids, token types (None: all 0) and positions (None: 0 on) to [batch, seq_len, hidden]."""
         x = self.word_embeddings(ids).astype(self.dtype)
         if self.token_type_embeddings is not None:
             table = self.token_type_embeddings
             x = x + (table.weight[0] if types is None else table(types).astype(self.dtype))
         if self.position_embeddings is not None:
-            rows = self.position_embeddings.weight
-            x = x + rows[self.offset : self.offset + ids.shape[1]]
+            rows, first = self.position_embeddings.weight, self.offset
+            if positions is None:
+                x = x + rows[first : first + ids.shape[1]]
+            else:
+                x = x + self.position_embeddings(positions + first).astype(self.dtype)
         x = self.LayerNorm(x)
         return x if self.project is None else self.project(x)
 
@@ -100,9 +110,10 @@ class SelfAttention(Module):
         qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, batch, heads, seq_len, head_dim]: views
         q, k = qkv[0], qkv[1]
         if scene.tables is not None:
-            q, k = rope(q, *scene.tables), rope(k, *scene.tables)
+            q, k = (rope(x, *scene.tables, scene.positions) for x in (q, k))
         window = None if scene.window < 0 else scene.window + 1
-        y = attention(q, k, qkv[2], lengths=scene.lengths, bias=scene.bias, window=window)
+        y = attention(q, k, qkv[2], lengths=scene.lengths, offsets=scene.offsets, bias=scene.bias,
+                      window=window)  # fmt: skip
         return y.permute(0, 2, 1, 3).reshape(batch, seq_len, width)  # heads side by side
 
 
@@ -197,9 +208,9 @@ class Encoder(Module):
             )
         self.config = config
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """[batch, seq_len, hidden] to the same."""
-        c, scenes = self.config, self.scenes(x.shape[1], lengths)
+    def forward(self, x: Tensor, scene: Scene) -> Tensor:
+        """[batch, seq_len, hidden] to the same; the scene has the texts alone."""
+        c, scenes = self.config, self.scenes(x.shape[1], x.device, scene)
         if not c.num_hidden_groups:
             for layer, scene in zip(self.layer, scenes, strict=False):  # fewer, where one is cut
                 x = layer(x, scene)
@@ -208,16 +219,16 @@ class Encoder(Module):
                 x = self.layer[i](x, scenes[0])
         return x if self.norm is None else self.norm(x)
 
-    def scenes(self, seq_len: int, lengths: Tensor) -> list[Scene]:
+    def scenes(self, seq_len: int, device: Device, scene: Scene) -> list[Scene]:
         """Of each layer, what its attention sees."""
         c, layers = self.config, self.config.num_hidden_layers
         if self.relative_attention_bias is not None:
-            return [Scene(lengths, self.bias(self.relative_attention_bias))] * layers
+            return [replace(scene, bias=self.bias(self.relative_attention_bias))] * layers
         if not c.ropes:
-            return [Scene(lengths)] * layers
-        tables = self.tables(seq_len, lengths.device)
+            return [scene] * layers
+        tables = self.tables(min(seq_len, c.positions), device)
         return [
-            Scene(lengths, None, tables[turn], window)
+            replace(scene, tables=tables[turn], window=window)
             for window, turn in zip(c.windows, c.rope_of, strict=True)
         ]
 
@@ -312,4 +323,28 @@ class BertModel(Module):
             raise ShapeError(
                 f"BertModel: expected ids [batch, up to {longest}], got {list(ids.shape)}"
             )
-        return self.encoder(self.embeddings(ids, types), lengths)
+        return self.encoder(self.embeddings(ids, types), Scene(lengths))
+
+    def end_to_end(self, ids: Tensor, offsets: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden states of texts that lie end to end, without padding between them.
+
+        Args:
+            ids: [tokens] i32; positions: [tokens] i32, of each token in its text.
+            offsets: [texts + 1] i32, where each text begins, and where the last one ends; the
+                states behind it mean nothing.
+
+        Returns:
+            [tokens, hidden].
+
+        Raises:
+            ShapeError: for shapes that do not fit these.
+            DTypeError: for what is no tensor, or not i32.
+        """
+        check_tensors("BertModel", ids, offsets, positions)
+        if ids.ndim != 1 or positions.shape != ids.shape:
+            raise ShapeError(
+                f"BertModel: expected ids and positions [tokens], got {list(ids.shape)} and "
+                f"{list(positions.shape)}"
+            )
+        x = self.embeddings(ids[None], None, positions[None])
+        return self.encoder(x, Scene(None, offsets, positions[None]))[0]

@@ -219,7 +219,7 @@ class KVCache:
         """`append_qkv`, then `attend` of what it gives: all that a layer does between products.
 
         For f16 and bf16 on NVIDIA GPUs from sm_90 on that is one launch while few queries share
-        their keys; elsewhere it is the launches of both.
+        their keys, for one token in f32 it is two; elsewhere it is the launches of both.
 
         Args:
             qkv, cos, sin, layer, qk_norm, eps, interleaved: as for `append_qkv`.

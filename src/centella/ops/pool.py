@@ -1,4 +1,8 @@
-"""mean_pool: y[b, :] = sum over l < lengths[b] of x[b, l, :] / lengths[b]; no rows give zeros."""
+"""mean_pool: y[b, :] = sum over l < lengths[b] of x[b, l, :] / lengths[b]; no rows give zeros.
+
+Of x [n, d] the second operand is offsets [b + 1]: y[b, :] is the mean of rows offsets[b] to
+offsets[b + 1], which are those of texts that lie end to end.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,20 @@ from centella.specs import Caps, Spec
 WORKGROUP = 64
 
 
-def _mean_pool(*, chunk: bool, x: Argument, lengths: Argument, y: Argument) -> None:
+def _mean_pool(*, chunk: bool, ends: bool, x: Argument, lengths: Argument, y: Argument) -> None:
     """A thread a chunk (or word) of the output, walking the sequence."""
     columns, seq_len = lang.parameter("columns", u32), lang.parameter("seq_len", u32)
     width = width_of(y, chunk)
     with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
         b, column = place_of(width)
         count = lang.minimum(lang.bitcast(lang.maximum(lengths[b], 0), u32), seq_len)
+        first = count if ends else b * seq_len
+        if ends:
+            end = lang.minimum(lang.bitcast(lang.maximum(lengths[b + 1], 0), u32), seq_len)
+            count = lang.maximum(end, first) - first
         sums = [lang.var(0.0, f32) for _ in range(width)]
         for step in lang.range(count):
-            values = load(x, b * seq_len + step, column, columns, width, chunk)
+            values = load(x, first + step, column, columns, width, chunk)
             for total, v in zip(sums, values, strict=True):
                 total += v
         factor = 1.0 / lang.fmax(lang.cast(count, f32), 1.0)
@@ -45,9 +53,10 @@ mean_pool_rows: Kernel = Kernel(
 
 
 def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
-    """x [b, l, d], lengths [b] to [b, d]."""
+    """x [b, l, d], lengths [b] to [b, d]; or x [n, d], offsets [b + 1]."""
     x, lengths = specs
-    if len(x.shape) != 3 or lengths.shape != x.shape[:1]:
+    ends = len(x.shape) == 2 and len(lengths.shape) == 1 and lengths.size > 0
+    if not ends and (len(x.shape) != 3 or lengths.shape != x.shape[:1]):
         raise ShapeError(
             f"mean_pool: expected x [b, l, d] and lengths [b], got {list(x.shape)} and "
             f"{list(lengths.shape)}"
@@ -56,11 +65,17 @@ def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
         raise DTypeError(
             f"mean_pool: expected floats and i32, got {x.dtype.name} and {lengths.dtype.name}"
         )
-    return (((x.shape[0], x.shape[2]), x.dtype),)
+    batch = lengths.shape[0] - 1 if ends else x.shape[0]
+    return (((batch, x.shape[-1]), x.dtype),)
 
 
 def reference(x: Array, lengths: Array) -> Any:
     """The NumPy formula."""
+    if x.ndim == 2:
+        begins = np.clip(lengths, 0, len(x))
+        pairs = zip(begins[:-1], np.maximum(begins[1:], begins[:-1]), strict=True)
+        means = [x[i:j].sum(0, dtype=x.dtype) / x.dtype.type(max(j - i, 1)) for i, j in pairs]
+        return np.array(means, x.dtype).reshape(len(means), x.shape[1])
     count = np.clip(lengths, 0, x.shape[1])
     mask = np.arange(x.shape[1]) < count[:, None]
     total = np.where(mask[..., None], x, 0).sum(1, dtype=x.dtype)
@@ -73,14 +88,18 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     chunk = chunked(x, y)
     batch, columns = y.shape
     refs = (Ref(0, x), Ref(1, form.inputs[1]), Ref(2, y))
-    scalars = {"columns": columns, "seq_len": form.inputs[0].shape[1]}
-    width, constants = width_of(y, chunk), (("chunk", chunk),)
+    scalars = {"columns": columns, "seq_len": form.inputs[0].shape[-2]}
+    width, constants = width_of(y, chunk), (("chunk", chunk), ("ends", _ends(form)))
     return Lowered((rows_call(mean_pool_rows, refs, batch, columns, width, scalars, constants),))
 
 
 def axes_of(form: Form[NoAttrs]) -> Axes:
     """Sequences."""
-    return axes(["b..", "b"], ["b."])
+    return axes(["..", "."], [".."]) if _ends(form) else axes(["b..", "b"], ["b."])
+
+
+def _ends(form: Form[NoAttrs]) -> bool:
+    return len(form.inputs[0].shape) == 2
 
 
 MEAN_POOL = Op("mean_pool", rule, reference, lower, takes_rows, axes=axes_of, doc=__doc__ or "")

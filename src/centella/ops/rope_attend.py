@@ -1,7 +1,7 @@
 """rope_attend: what a decoder's attention does with the product of q, k and v, in one op.
 
 `rope_cache_write`, then `attention` of the queries over the cache, causally. With clusters that is
-one launch, elsewhere the launches of both (`attention/rope_choice.py`).
+one launch, for one token in f32 two, elsewhere the launches of both (`attention/rope_choice.py`).
 
 What a query gets whose own key has no place in the cache (block 0) is undefined.
 """
@@ -25,7 +25,7 @@ from centella.ops.cache import write_reference
 from centella.ops.rope_cache import ROPE_CACHE, RopeCacheAttrs, check_step, divided
 from centella.specs import Spec, make_spec
 
-VARIANTS = ("cluster", "apart")
+VARIANTS = ("cluster", "split", "apart")
 
 
 class RopeAttendAttrs(Struct, frozen=True):

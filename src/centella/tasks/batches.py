@@ -34,6 +34,7 @@ R = TypeVar("R")
 SLOW = ("software", "simulator")  # adapters whose threads are those of a CPU
 Progress = bool | Callable[[int, int], None]
 STEP = 16  # lengths are rounded up to multiples of this, so that few plans are built
+PART, SAVED = 16, 512  # texts lie end to end where that saves a part, and so many tokens, of a grid
 FINE = ((32, 4), (64, 8))  # and up to a length to multiples of less
 EXACT = 2048  # tokens of each batch where bits are not to depend on it: enough work for a GPU
 TOGETHER = 2048  # texts that are tokenised while others are embedded
@@ -75,6 +76,12 @@ def columns_of(length: int, most: int, exact: bool = False) -> int:
     return max(1, min(-(-length // step) * step, most))
 
 
+def capacity(tokens: int) -> int:
+    """So many tokens end to end, rounded up by a sixteenth at most, or to a multiple of 16."""
+    step = max(STEP, 1 << max((tokens - 1).bit_length() - 5, 0))
+    return -(-tokens // step) * step
+
+
 def rows_of(columns: int, tokens: int) -> int:
     """Rows of a batch of so many tokens."""
     return max(1, tokens // columns)
@@ -82,10 +89,10 @@ def rows_of(columns: int, tokens: int) -> int:
 
 def exact_tokens(device: Device) -> int:
     """Tokens of a batch whose size is not to depend on the texts: of a CPU those of one text."""
-    return 1 if _on_cores(device) else EXACT
+    return 1 if on_cores(device) else EXACT
 
 
-def _on_cores(device: Device) -> bool:
+def on_cores(device: Device) -> bool:
     """Whether it computes on the cores of the host."""
     return device.caps.target == "numpy" or device.caps.adapter_class in SLOW
 
@@ -102,6 +109,40 @@ class Batch(Struct, frozen=True, eq=False):
     rows: Array
     texts: Array
 
+    def rounded_rows(self, batch_size: int) -> int:
+        """A power of two of texts, up to the size of a batch: so that sizes are few."""
+        return min(batch_size, 1 << (len(self.rows) - 1).bit_length())
+
+    def packs(self, batch_size: int, most: int, room: int) -> bool:
+        """Whether texts end to end have so many fewer tokens than a grid that it pays.
+
+        Args:
+            room: tokens that there may be end to end.
+        """
+        lengths = self.tokens.lengths[self.rows]
+        tokens = capacity(int(lengths.sum()))
+        padded = self.rounded_rows(batch_size) * self.columns(most)
+        pays = padded - tokens >= max(SAVED, padded / PART)
+        return bool(pays and tokens <= room and lengths.min() > 0)
+
+    def end_to_end(self, batch_size: int, fill: int) -> tuple[Array, Array, Array]:
+        """Ids as i32 [tokens], offsets i32 [texts + 1], and positions i32 [tokens].
+
+        Tokens and texts are rounded up, so that sizes are few; texts that are added are empty.
+
+        Args:
+            fill: the id of what lies behind the last text.
+        """
+        some = self.tokens.taken(self.rows)
+        count = len(some.ids)
+        ids = np.full(capacity(count), fill, np.int32)
+        ids[:count] = some.ids
+        positions = np.zeros(len(ids), np.int32)
+        positions[:count] = np.arange(count) - np.repeat(some.starts, some.lengths)
+        offsets = np.full(self.rounded_rows(batch_size) + 1, count, np.int32)
+        offsets[: len(some)] = some.starts
+        return ids, offsets, positions
+
     def grid(self, batch_size: int, most: int, fill: int, exact: bool = False) -> Grid:
         """Ids as i32 [rows, columns], and their lengths i32 [rows].
 
@@ -111,7 +152,7 @@ class Batch(Struct, frozen=True, eq=False):
             most: tokens of the longest text that there may be; fill: the id of padding.
             exact: there are `batch_size` rows, however many texts there are.
         """
-        rows = batch_size if exact else min(batch_size, 1 << (len(self.rows) - 1).bit_length())
+        rows = batch_size if exact else self.rounded_rows(batch_size)
         return self.tokens.grid(self.rows, (rows, self.columns(most, exact)), fill)
 
     def columns(self, most: int, exact: bool = False) -> int:
@@ -179,7 +220,7 @@ def ahead(calls: Sequence[Callable[[], T]], threads: int = 1) -> Iterator[T]:
 
 def threads_ahead(devices: Iterable[Device]) -> int:
     """How many threads may tokenise: one where a device computes on the same cores."""
-    return 1 if any(map(_on_cores, devices)) else max(1, cores() - 1)
+    return 1 if any(map(on_cores, devices)) else max(1, cores() - 1)
 
 
 def portions(count: int) -> Iterator[slice]:

@@ -259,7 +259,7 @@ class Embedder(Hinted):
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             size = rows_of(batch.columns(most, exact), room) if room else batch_size
-            return where._submit(*batch.grid(size, most, pad, exact), wanted, kept, outputs)
+            return where._submit(batch, size, pad, exact, wanted, kept, outputs)
 
         batches = batches_of(parts, batch_size, most, room, threads)
         if self.replicas and read:
@@ -373,8 +373,7 @@ class Embedder(Hinted):
         pad, first = self.tokenizer.pad_id or 0, np.zeros(1, np.int64)
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
-            grid = batch.grid(1, config.max_length, pad)
-            return where._submit(*grid, config.normalize, None, DENSE)
+            return where._submit(batch, 1, pad, False, config.normalize, None, DENSE)
 
         batch = Batch(tokens, first, first)
         if self.replicas:
@@ -408,11 +407,12 @@ class Embedder(Hinted):
         return tokens
 
     def _submit(
-        self, ids: Array, lengths: Array, normalize: bool, dim: int | None,
+        self, batch: Batch, size: int, fill: int, exact: bool, normalize: bool, dim: int | None,
         outputs: tuple[str, ...],
     ) -> Pending[Outputs]:  # fmt: skip
-        """Start the batch of a `grid`."""
+        """Start a batch of at most `size` texts."""
         forward = self._forward
         if forward is None or not forward.stands_for(self):
             forward = self._forward = Forward(self)
-        return forward.captured.fetch(ids, lengths, normalize, dim, outputs)
+        most = self.config.max_length
+        return forward.start(batch, size, most, fill, exact, normalize, dim, outputs)

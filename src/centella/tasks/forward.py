@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from centella.dtypes import Array, f32
 from centella.nn import Module
 from centella.nn.tree import Tree
-from centella.tasks.pooling import Dense, EmbedderConfig, finished, pooled
+from centella.runtime.pending import Pending
+from centella.tasks.batches import Batch, on_cores
+from centella.tasks.pooling import OF_ROWS, Dense, EmbedderConfig, finished, pooled
 from centella.tasks.token_outputs import of_tokens
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
@@ -25,6 +28,9 @@ class Forward:
     Attributes:
         captured: (ids [b, l] i32, lengths [b] i32, normalize, dim, outputs) to a dict of them:
             "dense" [b, dim], "sparse" [b, l], "multi" [b, l, dim].
+        packed: (ids [tokens] i32, offsets [b + 1] i32, positions [tokens] i32, normalize, dim) of
+            texts end to end to "dense"; None where the model or the pooling needs rows of padding.
+        room: tokens end to end whose q, k and v are in one binding, as they are not divided.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -43,8 +49,36 @@ class Forward:
                 found["dense"] = vectors_of(config, dense, states, lengths, normalize, dim)
             return found
 
+        def packed(
+            ids: Tensor, offsets: Tensor, positions: Tensor, normalize: bool, dim: int | None
+        ) -> dict[str, Tensor]:
+            states = model.end_to_end(ids, offsets, positions)
+            return {"dense": vectors_of(config, dense, states, offsets, normalize, dim)}
+
+        modes = {*config.pooling.split("+")}
+        packs = hasattr(model, "end_to_end") and modes.issubset(OF_ROWS)
+        self.packed: Jitted[..., dict[str, Tensor]] | None = (
+            Jitted(packed, model.device, CAPTURES) if packs else None
+        )
+        binding = 0 if on_cores(model.device) else model.device.caps.max_binding
+        self.room = binding // (3 * model.config.hidden_size * f32.itemsize)
         self._config, self._parts = config, Parts(embedder)
         self.captured: Jitted[..., dict[str, Tensor]] = Jitted(embed, model.device, CAPTURES)
+
+    def start(
+        self, batch: Batch, size: int, most: int, fill: int, exact: bool, normalize: bool,
+        dim: int | None, outputs: tuple[str, ...],
+    ) -> Pending[dict[str, Array]]:  # fmt: skip
+        """Start a batch: end to end where that is fewer tokens, else as a grid.
+
+        Args:
+            size, most, fill, exact: as `Batch.grid` takes them.
+        """
+        packed = self.packed if outputs == DENSE and not exact else None
+        if packed is None or not batch.packs(size, most, self.room):
+            grid = batch.grid(size, most, fill, exact)
+            return self.captured.fetch(*grid, normalize, dim, outputs)
+        return packed.fetch(*batch.end_to_end(size, fill), normalize, dim)
 
     def stands_for(self, embedder: Embedder) -> bool:
         """Whether it is still what that does: captures hold the parameters that there were."""

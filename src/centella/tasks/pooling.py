@@ -22,6 +22,7 @@ from centella.tensors.arguments import flag, one_of, whole
 from centella.tensors.creation import arange
 from centella.tensors.functional import (
     concat,
+    gather,
     l2_normalize,
     matmul,
     max,
@@ -36,6 +37,7 @@ from centella.weights.model_files import inside, read_json, show
 
 # In the order in which several are concatenated.
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
+OF_ROWS = ("cls", "mean", "lasttoken")  # those of texts end to end, too
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 LARGEST = 2**31  # numbers of a vector
 LOWEST = -1e30  # below every state
@@ -193,7 +195,10 @@ class Dense(Module):
 
 
 def pooled(pooling: str, states: Tensor, lengths: Tensor) -> Tensor:
-    """Token states [batch, seq_len, hidden] and lengths [batch] to f32 [batch, modes * hidden]."""
+    """Token states [batch, seq_len, hidden] and lengths [batch] to f32 [batch, modes * hidden].
+
+    Of texts end to end: states [tokens, hidden] and offsets [batch + 1], of the modes `OF_ROWS`.
+    """
     modes = sorted(pooling.split("+"), key=POOLINGS.index)
     parts = [_mode(mode, states, lengths).astype(f32) for mode in modes]
     return parts[0] if len(parts) == 1 else concat(parts, -1)
@@ -207,11 +212,13 @@ def finished(x: Tensor, dim: int | None, normalize: bool) -> Tensor:
 
 def _mode(mode: str, x: Tensor, lengths: Tensor) -> Tensor:
     """One pooling: [batch, hidden]."""
+    if mode == "mean":
+        return mean_pool(x, lengths)
+    if x.ndim == 2:
+        return gather(x, lengths[:-1] if mode == "cls" else lengths[1:] - 1)
     batch, seq_len, hidden = x.shape
     if mode == "cls":
         return x[:, 0]
-    if mode == "mean":
-        return mean_pool(x, lengths)
     if mode == "lasttoken":
         return last_states(x, lengths)
     at = arange(seq_len, device=x.device)

@@ -1,10 +1,9 @@
-"""Token ids of words, remembered: for tokenizers to which a word between spaces is all there is.
+"""Token ids of words, remembered: for tokenizers to which a word is all there is (`word_cuts.py`).
 
-BERT's normaliser and pre-tokeniser look at one character at a time, and split at spaces; WordPiece
-looks at one word. So a text's ids are those of its words, and words that were met before are looked
-up in a table (`word_table.py`), by several threads at once. New words are tokenised by the library,
-many together. That takes longer than whole texts take it, and pays where words come again: while
-most are new, the library has them.
+A text's ids are those of its words, and words that were met before are looked up in a table
+(`word_table.py`), by several threads at once. New words are tokenised by the library, many
+together. That takes longer than whole texts take it, and pays where words come again: while most
+are new, the library has them.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from centella.dtypes import Array
 from centella.errors import MissingExtraError
 from centella.host.forks import lock_of
 from centella.tasks.tokens import Tokens
-from centella.tasks.word_table import LONG, NO_WORD, WordTable, bounds
+from centella.tasks.word_cuts import BEHIND, MARK, Cuts
+from centella.tasks.word_table import LONG, NO_WORD, WordTable
 
 if TYPE_CHECKING:
     import tokenizers
 
-MARK = "\x01"  # a word between texts
-BEHIND = " " * LONG  # the last word, so that its key can be read
 TOGETHER = 64  # new words that are tokenised as one text
 SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
 FEW = 1 << 13  # characters whose words the dictionary has sooner: calls of NumPy take a while
@@ -110,15 +108,16 @@ class Words:
 
     Args:
         native: a tokenizer to which words are independent.
+        cuts: where its words are.
         before, after: the special tokens of a text.
         between: an added token that separates new words.
     """
 
     def __init__(
-        self, native: tokenizers.Tokenizer, before: Sequence[int], after: Sequence[int],
-        between: str, between_id: int,
+        self, native: tokenizers.Tokenizer, cuts: Cuts, before: Sequence[int],
+        after: Sequence[int], between: str, between_id: int,
     ) -> None:  # fmt: skip
-        self._native = native
+        self._native, self._cuts = native, cuts
         self._before, self._after = len(before), len(after)
         self._mark = np.array([*after, *before], np.uint32)
         self._between, self._between_id = between, between_id
@@ -132,22 +131,16 @@ class Words:
         cls, native: tokenizers.Tokenizer, before: Sequence[int], after: Sequence[int]
     ) -> Words | None:  # fmt: skip
         """For a tokenizer, if words are independent to it."""
-        tokenizers = library()
-        parts = (
-            (native.normalizer, (tokenizers.normalizers.BertNormalizer, type(None))),
-            (native.pre_tokenizer, (tokenizers.pre_tokenizers.BertPreTokenizer,)),
-            (native.model, (tokenizers.models.WordPiece,)),
-        )
-        added: dict[int, Any] = native.get_added_tokens_decoder()
-        if not all(type(part) in kinds for part, kinds in parts):
-            return None
-        if any(t.content.split() != [t.content] or t.normalized for t in added.values()):
+        cuts = Cuts.of(native)
+        if cuts is None:
             return None
         model: Any = native.model
-        unknown = native.token_to_id(model.unk_token)
-        for id_, token in added.items():
-            if id_ != unknown and not token.single_word:
-                return cls(native, before, after, token.content, id_)
+        name = getattr(model, "unk_token", None)
+        unknown = None if name is None else native.token_to_id(name)
+        for id_, token in native.get_added_tokens_decoder().items():
+            alone = not (token.single_word or token.lstrip or token.rstrip or token.normalized)
+            if id_ != unknown and alone and token.content.split() == [token.content]:
+                return cls(native, cuts, before, after, token.content, id_)
         return None
 
     def __call__(self, texts: Sequence[str]) -> Tokens | None:
@@ -156,14 +149,16 @@ class Words:
         Args:
             texts: of few characters (`spans`).
         """
-        joined = f" {MARK} ".join(("", *texts, BEHIND))
+        mark = f"{self._cuts.between}{MARK}{self._cuts.between}"
+        joined = mark.join(("", *texts, BEHIND))
         if len(joined) > 2 * SPAN or NO_WORD in joined:
             return None
         if self._rest > 0:
             self._rest -= len(joined)  # which another thread may undo: the ids are the same
             return None
         memory = self._memory
-        look_up = self._of_few if len(joined) < FEW else self._of_many
+        few = len(joined) < FEW and self._cuts.between
+        look_up = self._of_few if few else self._of_many
         numbers = look_up(memory, joined)
         marks = (numbers == 1).nonzero()[0]
         return self._tokens(memory, numbers, marks) if len(marks) == len(texts) + 1 else None
@@ -180,7 +175,7 @@ class Words:
     def _of_many(self, memory: _Memory, text: str) -> Array:
         """As `_of_few`: by the table, and by the dictionary those that are not there."""
         data = text.encode()
-        starts, lengths = bounds(data)
+        starts, lengths = self._cuts.bounds(text, data)
         numbers = memory.table.numbers(data, starts, lengths)
         left = np.flatnonzero(numbers == 0)
         new = 0
@@ -238,7 +233,7 @@ class Words:
     def _learn(self, memory: _Memory) -> None:
         """Have the library tokenise the words that have no ids."""
         new = memory.unknown()
-        between = f" {self._between} "
+        between = f"{self._cuts.between}{self._between}{self._cuts.between}"
         runs = [new[first : first + TOGETHER] for first in range(0, len(new), TOGETHER)]
         ids, sizes = [], []
         together = self._library([between.join((*run, "")) for run in runs])

@@ -182,6 +182,10 @@ def mean_pool() -> Row:
         for b, n, d in ((1, 1, 1), (3, 5, 7), (4, 7, 8), (2, 33, 67), (2, 0, 3), (0, 3, 4))
     ]
     all_cases += laid_out(all_cases[1], *LAYOUTS[1:])
+    all_cases += [  # of texts end to end
+        Case((In((n, d)), In((texts + 1,), (-1, n + 3), "i32")))
+        for n, d, texts in ((9, 5, 7), (33, 8, 3), (1, 67, 1), (5, 4, 0), (0, 4, 2))
+    ]
     all_cases += [Case((In((7, 1, 3), "extremes"), In((7,), (0, 3), "i32")))]
     pair = (DEPTH - 1, DEPTH + 1)
     all_cases += [

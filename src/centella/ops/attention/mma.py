@@ -35,12 +35,14 @@ from centella.op.op import Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, share_of, sink_of
+from centella.ops.attention.place import Place
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
     AttentionVariant,
     launch_by_head,
     parameters,
+    queries_of,
     rows_of_16_bits,
 )
 from centella.ops.attention.rows import UNSEEN, grow, store_row
@@ -174,12 +176,11 @@ def _attention_mma(
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
     p = parameters(BY_HEAD)
-    group = lang.group_id()
-    block, group = group % p["blocks"], group // p["blocks"]
-    head, b = group % p["heads"], group // p["heads"]
-    lines = Lines(masks, b, head // p["share"])
-    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
-    if sight.ordered:
+    at = Place(masks, lang.group_id(), tile.queries)
+    block, head, b = at.block, at.head, at.b
+    lines = Lines(masks, b, head // p["share"], at)
+    sight = Sight(masks, scoring, b, at.lq, at.lk)
+    if sight.ordered and at.begin is None:
         block = p["blocks"] - 1 - block  # the longest first
     first = block * tile.queries
     begin, end = sight.since(first) // tile.keys, sight.until(first + tile.queries)
@@ -195,10 +196,10 @@ def _attention_mma(
     def fetch(step: Any) -> None:
         stage, (of_k, of_v) = step % tile.stages, lines.places(step * tile.keys)
         sources = ((keys, k, of_k, p["kl"]), (values, v, of_v, p["vl"]))
-        walk.fetch(step * tile.keys, p["lk"] - 1, stage, sight.counts, *sources)
+        walk.fetch(step * tile.keys, at.last(at.lk), stage, sight.counts, *sources)
 
-    source = (asked, q, b * p["qb"] + head * p["qh"], p["ql"])
-    Walk(asked, tile.threads, dim).fetch(first, p["lq"] - 1, 0, None, source)
+    source = (asked, q, at.row(b * p["qb"] + head * p["qh"], p["ql"]), p["ql"])
+    Walk(asked, tile.threads, dim).fetch(first, at.last(at.lq), 0, None, source)
     ahead = tile.stages - 1
     for stage in range(ahead):
         fetch(begin + stage)
@@ -240,7 +241,7 @@ def _attention_mma(
             row.soften(factor, fold)
         attend.mix(now, factor, fold)
     for row in rows:
-        row.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim)
+        row.finish(y, at.row(b * p["yb"] + head * p["yh"], p["yl"]), p["yl"], at.lq, dim)
 
 
 def _at(tile: Any, chunk: Any, down: int, right: int) -> Any:
@@ -326,11 +327,12 @@ kernel: Kernel = Kernel(_attention_mma, workgroup=128, name="attention_mma")
 def tile_of(form: Form[AttentionAttrs], caps: Caps) -> MmaTile | None:
     """The first tile that a device has room for."""
     q, masks = form.inputs[0], form.attrs.masks
-    lq, dim = q.shape[2:]
+    lq, dim = queries_of(form), q.shape[3]
     sizes = next((tiles for most, *tiles in MMA_TILES if dim <= most), None)
     if sizes is None or not caps.tensor_cores or not rows_of_16_bits(form):
         return None
     smaller = lq <= FEWER_QUERIES or not {"mask", "key_mask", "bias"}.isdisjoint(masks)
+    smaller = smaller or ("offsets" in masks and form.attrs.window is not None)
     smaller = smaller or form.attrs.softcap is not None
     for tile in (sizes[smaller], LEAST_TILE):
         if tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup:
@@ -349,7 +351,7 @@ def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """More queries than fill a fragment, of heads that are worth their padding."""
-    lq, dim = form.inputs[0].shape[2:]
+    lq, dim = queries_of(form), form.inputs[0].shape[3]
     return lq > M and HEADS[0] <= dim <= HEADS[1] and caps.fast_tensor_cores
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
         raise ShapeError("attention: expected causal or starts, got both")
     if "scales" in named:
         _check_scales(named["scales"], k)
+    if "offsets" in named:
+        _check_offsets(named, q, lk)
     for name, spec in named.items():
         _check_mask(name, spec, b, heads, lq, lk)
     return (((b, lq, heads, dim), q.dtype),)
@@ -79,6 +82,17 @@ def _check_scales(scales: Spec, k: Spec) -> None:
         )
 
 
+def _check_offsets(named: dict[str, Spec], q: Spec, lk: int) -> None:
+    if not {*named} <= {"offsets", "bias", "sinks"}:
+        raise ShapeError(f"attention: expected offsets with bias or sinks, got {', '.join(named)}")
+    offsets = named["offsets"]
+    if len(offsets.shape) != 1 or not offsets.shape[0] or (q.shape[0], q.shape[2]) != (1, lk):
+        raise ShapeError(
+            f"attention: expected offsets [texts + 1], one batch, and as many queries as keys, got "
+            f"{list(offsets.shape)}, q {list(q.shape)}, {lk} keys"
+        )
+
+
 def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> None:
     wanted = {"lengths": (b,), "starts": (b,), "key_mask": (b, lk), "sinks": (heads,)}.get(name)
     if wanted is not None and spec.shape != wanted:
@@ -93,7 +107,7 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
         pairs = zip(spec.shape, (b, heads, lq, lk), strict=False)
         if len(spec.shape) != 4 or any(n not in (1, m) for n, m in pairs):
             raise misshapen((b, heads, lq, lk), spec.shape)
-    if name in ("lengths", "starts") and spec.dtype is not i32:
+    if name in ("lengths", "starts", "offsets") and spec.dtype is not i32:
         raise DTypeError(f"attention: expected i32 {name}, got {spec.dtype.name}")
     if name == "mask" and not (spec.dtype.is_float or spec.dtype is bool_):
         raise DTypeError(
@@ -122,6 +136,10 @@ def reference(
     """The NumPy formula, over the keys that some query may see."""
     b, heads, lq, dim = q.shape
     named = dict(zip(masks, more, strict=True))
+    if "offsets" in named:
+        offsets = named.pop("offsets")
+        attrs = {"causal": causal, "scale": scale, "window": window, "softcap": softcap}
+        return _end_to_end(q, k, v, offsets, named, attrs)
     kv_heads, lk = k.shape[1:3]
     if "blocks" in named:
         kv_heads, lk = k.shape[0], named["blocks"].shape[1] * k.shape[2]
@@ -170,6 +188,18 @@ def _gathered(pool: Array, blocks: Array, some: slice) -> Array:
     table = np.minimum(blocks[:, first:last].astype(np.uint32), count - 1)
     rows = pool[:, table].swapaxes(0, 1).reshape(len(table), kv_heads, -1, dim)
     return rows[:, :, some.start - first * size : some.stop - first * size]
+
+
+def _end_to_end(
+    q: Any, k: Any, v: Any, offsets: Any, named: dict[str, Any], attrs: dict[str, Any]
+) -> Any:
+    """Each text alone; zeros for what is in none."""
+    y = np.zeros_like(q.transpose(0, 2, 1, 3))
+    for begin, end in pairwise(np.clip(offsets, 0, q.shape[2]).tolist()):
+        rows = (x[:, :, begin:end] for x in (q, k, v))
+        if begin < end:
+            y[:, begin:end] = reference(*rows, *named.values(), masks=tuple(named), **attrs)
+    return y
 
 
 def _bias_of(table: Any, start: int, lq: int, lk: int) -> Any:
@@ -229,12 +259,13 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
     """Sequences, queries, and the heads of keys with the heads of queries that share each."""
     heads, (kv_heads, _) = form.inputs[0].shape[1], extents(form)
     share = max(heads // kv_heads, 1)  # there may be no heads of queries
-    b, q, h, shared = Along("b"), Along("q"), Along("h"), Along("h", share)
+    b, h, shared = Along("b"), Along("h"), Along("h", share)
+    q = None if "offsets" in form.attrs.masks else Along("q")  # queries see keys of their own text
     rows: Dims = (h, None, None, None) if "blocks" in form.attrs.masks else (b, h, None, None)
     made: list[Dims] = [(b, shared, q, None), rows, rows]
     of_name: dict[str, Dims] = {
         "mask": (b, shared, q),  # it broadcasts
-        "sinks": (shared,), "bias": (shared,), "scales": rows,
+        "sinks": (shared,), "bias": (shared,), "scales": rows, "offsets": (None,),
     }  # fmt: skip
     for name, spec in zip(form.attrs.masks, form.inputs[3:], strict=True):
         own = of_name.get(name, (b,))

@@ -128,11 +128,12 @@ class Work:
     Attributes:
         b, kv_head: the sequence, and the head of its keys; split: which part of these.
         begin, end: its keys; nothing to do unless one is before the other.
-        all_end: where the keys of all parts end.
+        all_end: where the keys of all parts end; block: which block of the queries it has.
         counts: whether a key counts for any query.
     """
 
     split: Any
+    block: Any
     kv_head: Any
     b: Any
 
@@ -140,7 +141,7 @@ class Work:
         p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
         self.split, group = group % p["splits"], group // p["splits"]
-        block, group = group % p["blocks"], group // p["blocks"]
+        self.block, group = group % p["blocks"], group // p["blocks"]
         heads, self._queries = p["heads"] // p["share"], p["share"] * p["lq"]
         self.kv_head, self.b = group % heads, group // heads
         self._sight, self._scoring = Sight(masks, scoring, self.b, p["lq"], p["lk"]), scoring
@@ -149,7 +150,7 @@ class Work:
         self.end: Any = lang.minimum(self.begin + part, self._sight.end)
         self.all_end: Any = self._sight.end
         self.lines: Lines = Lines(masks, self.b, self.kv_head)
-        self._first = block * rows
+        self._first = self.block * rows
         self._all = (self.b * heads + self.kv_head) * self._queries
         self._p = p
 

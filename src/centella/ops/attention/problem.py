@@ -90,6 +90,20 @@ def extents(form: Form[AttentionAttrs]) -> tuple[int, int]:
     return k.shape[0], form.inputs[3 + masks.index("blocks")].shape[1] * k.shape[2]
 
 
+def queries_of(form: Form[AttentionAttrs]) -> int:
+    """Queries of a sequence; of texts end to end, of a text of the mean length."""
+    lq, texts = form.inputs[0].shape[2], texts_of(form)
+    return lq if texts is None else -(-lq // max(texts, 1))
+
+
+def texts_of(form: Form[AttentionAttrs]) -> int | None:
+    """How many texts lie end to end; None for sequences of a batch."""
+    masks = form.attrs.masks
+    if "offsets" not in masks:
+        return None
+    return form.inputs[3 + masks.index("offsets")].shape[0] - 1
+
+
 def keys_seen(form: Form[AttentionAttrs], queries: int) -> int:
     """How many keys so many queries next to each other see at most."""
     attrs, (_, lk) = form.attrs, extents(form)
@@ -118,6 +132,9 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
             found |= {"tb": spec.strides[0], "pool": k.shape[1]}
         if name == "scales":
             found |= steps_of("s", spec, ("ht" if pools else "bh") + "le")
+        if name == "offsets":
+            texts = spec.shape[0] - 1
+            found |= {"texts": texts, "rounds": (texts + 1).bit_length()}
         if name == "key_mask":
             found["mb"] = spec.strides[0]
         if name == "bias":
@@ -163,7 +180,8 @@ def launch_by_head(
         instead: what is read beside the inputs, or for one of the same name.
     """
     batch, lq, heads, dim = form.outputs[0].shape
-    blocks = -(-lq // queries)
+    texts = texts_of(form)
+    blocks = -(-lq // queries) if texts is None or not lq else lq // queries + texts + 1
     return launch(
         kernel, form, batch * heads * blocks * pieces,
         (("scoring", form.attrs.scoring), ("dim", dim), *constants),

@@ -1,15 +1,19 @@
-"""The launches of `rope_attend`: one with clusters, else those of both its operations."""
+"""The launches of `rope_attend`: one with clusters, two in f32, else those of both operations."""
 
 from __future__ import annotations
 
-from centella.emit.program import Call, Ref
+from centella.dtypes import f32
+from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
+from centella.ops.attention.parts import Parts, launches_of
 from centella.ops.attention.problem import scalars_of
 from centella.ops.attention.rope_cluster import kernel
-from centella.ops.attention.split import few_queries
+from centella.ops.attention.rope_split import WIDTH, words_of
+from centella.ops.attention.rope_split import kernel as rope_split
+from centella.ops.attention.split import SPLIT, Layout, few_queries
 from centella.ops.cache import cache_scalars
 from centella.ops.kernel_params import face
 from centella.ops.layout import flat
@@ -38,9 +42,13 @@ def _preferred(form: Form[RopeAttendAttrs], caps: Caps) -> bool:
     return tile is not None and fills(inner, tile)
 
 
-def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
+def _first(
+    kernel: Kernel, form: Form[RopeAttendAttrs], parts: Parts, constants: Constants,
+    writes: dict[str, Ref], changes: dict[str, Ref], threads: int | None = None,
+) -> Call:  # fmt: skip
+    """A launch that rotates, writes the cache and attends; what it leaves is named."""
     keys, values, x, cos, sin, starts, *norms = form.inputs
-    inner, parts, y = attention_form(form), tile.parts, form.outputs[2]
+    inner = attention_form(form)
     layout = layout_of(cos, sin, form.attrs.interleaved, inner.inputs[0], keys, values, x)
     scalars: dict[str, int | float] = {
         **scalars_of(inner), **parts.scalars, **cache_scalars(keys, starts),
@@ -48,20 +56,49 @@ def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> L
         "height": cos.shape[0], "eps": form.attrs.eps,
     }  # fmt: skip
     reads = {"x": 1, "cos": 2, "sin": 2, "starts": 1} | ({"norms": 2} if norms else {})
+    changes = {"keys": Ref(0, flat(keys)), "values": Ref(1, flat(values)), **changes}
     refs = (
         Ref(2, flat(x)), Ref(3, cos), Ref(4, sin), Ref(5, flat(starts)),
-        *(Ref(6, s) for s in norms), Ref(len(form.inputs) + 2, flat(y)), Ref(0, flat(keys)),
-        Ref(1, flat(values)),
+        *(Ref(6, s) for s in norms), *writes.values(), *changes.values(),
     )  # fmt: skip
-    constants = (
-        ("blocks", len(starts.shape) == 2), ("dim", y.shape[3]), ("layout", tuple(layout.items())),
-        ("rows", parts.rows), ("scoring", inner.attrs.scoring), ("splits", parts.splits),
-        ("tile", tile.split), ("tokens", y.shape[1]),
+    known = (
+        ("blocks", len(starts.shape) == 2), ("dim", inner.inputs[0].shape[3]),
+        ("layout", tuple(layout.items())), ("rows", parts.rows), ("scoring", inner.attrs.scoring),
     )  # fmt: skip
-    params = face(reads, {"y": 1}, {"keys": 1, "values": 1})
-    call = Call(kernel, refs, tuple(scalars.items()), constants, parts.groups,
-                workgroup=tile.split.threads, face=params)  # fmt: skip
-    return Lowered((call,))
+    params = face(reads, dict.fromkeys(writes, 1), dict.fromkeys(changes, 1))
+    return Call(kernel, refs, tuple(scalars.items()), (*known, *constants), parts.groups,
+                workgroup=threads, face=params)  # fmt: skip
+
+
+def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
+    parts, y = tile.parts, form.outputs[2]
+    constants = (("splits", parts.splits), ("tile", tile.split), ("tokens", y.shape[1]))
+    writes = {"y": Ref(len(form.inputs) + 2, flat(y))}
+    return Lowered((_first(kernel, form, parts, constants, writes, {}, tile.split.threads),))
+
+
+def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
+    """The parts where a step has one token in f32, rows are whole chunks and memory suffices."""
+    inner = attention_form(form)
+    keys, values, x, cos, sin, *_ = form.inputs
+    q = inner.inputs[0]
+    parts = SPLIT.tile(inner, caps) if q.shape[2] == 1 and x.dtype is f32 else None
+    if not isinstance(parts, Parts):
+        return None
+    layout = layout_of(cos, sin, form.attrs.interleaved, q, keys, values, x)
+    lay = Layout(q.shape[3], parts.rows, WIDTH)
+    fits = lay.rows * lay.dim <= lay.scratch and 4 * words_of(lay) <= caps.max_shared
+    return parts if layout["chunk"] and fits else None
+
+
+def _two_launches(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowered:
+    inner, count = attention_form(form), len(form.inputs)
+    partial = count + 3
+    first = _first(rope_split, form, parts, (), {}, {"partial": Ref(partial, parts.spec)})
+    attend = launches_of(rope_split, parts, inner, (), caps)
+    operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
+    combine = attend.within(operands, partial).calls[1]
+    return Lowered((first, combine), attend.temporaries)
 
 
 def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
@@ -79,10 +116,13 @@ def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
 CLUSTER: Variant[Form[RopeAttendAttrs], ClusterTile] = Variant(
     "cluster", _cluster, _one_launch, _preferred
 )
+SPLIT_STEP: Variant[Form[RopeAttendAttrs], Parts] = Variant(
+    "split", _parts, _two_launches, lambda form, caps: few_queries(attention_form(form), caps)
+)
 APART: Variant[Form[RopeAttendAttrs], bool] = Variant("apart", lambda form, caps: True, _both)
 
 
 def lower(form: Form[RopeAttendAttrs], caps: Caps) -> Lowered:
     """The launches of the variant that is forced or chosen."""
-    variant = choose((CLUSTER, APART), form, caps, form.attrs.variant, "rope_attend")
+    variant = choose((CLUSTER, SPLIT_STEP, APART), form, caps, form.attrs.variant, "rope_attend")
     return variant.lower(form, caps)

@@ -58,7 +58,15 @@ class _Blocks(Struct, frozen=True, eq=False):
         return self.table.memory[at + 1]
 
 
-class _Scaled(Struct, frozen=True, eq=False):
+def masks_of(starts: Any, blocks: bool) -> tuple[Any, dict[str, Any]]:
+    """What `place_in` reads, and the masks of attention: of starts, or of a table in a row."""
+    if not blocks:
+        return starts, {"starts": starts}
+    table = BlockTable(starts)
+    return table, {"starts": _Starts(table), "blocks": _Blocks(table)}
+
+
+class Scaled(Struct, frozen=True, eq=False):
     """A head of a token times the factor of its norm and a weight a column."""
 
     x: Any
@@ -68,11 +76,11 @@ class _Scaled(Struct, frozen=True, eq=False):
     which: Any
 
     def load(self, column: Any) -> list[Any]:
-        """Eight elements from a column."""
+        """A chunk of it from a column on."""
         values = self.x.load(self.start + column)
         if self.norms is None:
             return values  # type: ignore[no-any-return]  # traced
-        weights = [self.norms[self.which, column + e] for e in range(CHUNK)]
+        weights = [self.norms[self.which, column + e] for e in range(len(values))]
         return [v * self.factor * w for v, w in zip(values, weights, strict=True)]
 
 
@@ -134,7 +142,7 @@ class StepRows:
             mean = total / lang.cast(lang.parameter("dim", u32), f32)
             factor = 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
         which = lang.select(asks, 0, lang.const(1, u32))
-        source = _Scaled(x, start, factor, norms, which)
+        source = Scaled(x, start, factor, norms, which)
         position = lang.bitcast(starts[work.b, 0] if starts.rank == 2 else starts[work.b], u32)
         position = position + token
         columns = [column + e for e in range(CHUNK)]
@@ -185,10 +193,7 @@ def _rope_attend(
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.together)
-    table = BlockTable(starts)
-    masks: dict[str, Any] = {"starts": starts}
-    if blocks:
-        masks = {"starts": _Starts(table), "blocks": _Blocks(table)}
+    table, masks = masks_of(starts, blocks)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
     start = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
     work.end = lang.minimum(work.end, start)  # what the cache has so far
@@ -198,9 +203,7 @@ def _rope_attend(
         warp.load_values(work.begin, cached)
     step = StepRows(work, dim, rows, tokens)
     last = work.split == splits - 1
-    step.fill(
-        x, norms, Turn(cos, sin, **dict(layout)), keys, values, table if blocks else starts, last
-    )
+    step.fill(x, norms, Turn(cos, sin, **dict(layout)), keys, values, table, last)
     lang.barrier()
     warp.load_queries(step.query)
     with lang.if_(work.begin < work.end):

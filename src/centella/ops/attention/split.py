@@ -23,7 +23,7 @@ from centella.op.op import Lowered
 from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents, texts_of
 from centella.ops.attention.table import FEW_QUERIES, row_of
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
@@ -89,7 +89,7 @@ class Layout(Struct, frozen=True):
         return (piece + 1) * self.lanes * self.width > self.dim
 
 
-class _Thread:
+class Thread:
     """A thread's place, and what it keeps: sums [rows][8]; a leader's maximum and sum.
 
     Threads left over repeat the last team's loads and write nothing.
@@ -107,44 +107,61 @@ class _Thread:
 
     @property
     def works(self) -> Expr:
+        """Whether the thread is one of a team."""
         return self.me < self.lay.lanes * self.lay.teams
 
     @property
     def leads(self) -> Expr:
+        """Whether it keeps the maximum and sum of a team and query."""
         return self.me < self.lay.teams * self.lay.rows
 
-    def read(self, work: Work, scale: Any, q: Any, k: Any, v: Any) -> None:
+    def queries(self, work: Work, scale: Any, q: Any) -> list[list[Any]]:
+        """A thread's elements of each query, times the factor of scores."""
+        found = []
+        for row in range(self.lay.rows):
+            place = work.query(lang.const(row, u32))
+            found.append([x * scale for x in self.load(q, place, True, None)])
+        return found
+
+    def read(self, work: Work, query: list[list[Any]], k: Any, v: Any) -> None:
+        """Take the keys of the group's part."""
         lay = self.lay
-        query = []
-        for row in range(lay.rows):
-            found = self._load(q, work.query(lang.const(row, u32)), True, None)
-            query.append([x * scale for x in found])
         key_pitch, value_pitch = (lang.parameter(n, u32) for n in ("kl", "vl"))
         for base in lang.range(work.begin, work.end, lay.teams * lay.keys):
             ahead = [base + j * lay.teams for j in range(lay.keys)]
-            mine = [at + self.team for at in ahead]
-            safe = [lang.minimum(key, work.end - 1) for key in mine]
+            safe = [lang.minimum(at + self.team, work.end - 1) for at in ahead]
             rows = [
                 (key, *work.lines.places(key), *(of(key) for of in work.lines.scales(key)))
                 for key in safe
             ]
-            keys = [self._load(k, at + key * key_pitch, True, s) for key, at, _, s, _ in rows]
-            values = [self._load(v, at + key * value_pitch, False, s) for key, _, at, _, s in rows]
-            kept = [work.counts(key) for key in mine]  # what hides a key hides a NaN in its value
-            values = [
-                [lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)
-            ]
-            self._multiply(query, keys)
-            lang.barrier()
-            with lang.if_(self.leads):
-                led = self.me % lay.rows
-                theirs = [at + self.me // lay.rows for at in ahead]
-                pairs = zip(theirs, self._gather(), strict=True)
-                self._soften([work.seen(led, key, work.counts(key), x) for key, x in pairs])
-            lang.barrier()
-            self._accumulate(values)
+            keys = [self.load(k, at + key * key_pitch, True, s) for key, at, _, s, _ in rows]
+            values = [self.load(v, at + key * value_pitch, False, s) for key, _, at, _, s in rows]
+            self.take(work, ahead, query, keys, values)
 
-    def _load(self, source: Any, place: Operand, clean: bool, scale: Any) -> list[Expr]:
+    def take(
+        self, work: Work, ahead: list[Any], query: list[list[Any]], keys: list[list[Any]],
+        values: list[list[Any]], end: Any = None,
+    ) -> None:  # fmt: skip
+        """Take some keys of each team: scores, weights, sums.
+
+        Args:
+            ahead: the first team's keys; the next team's are one further.
+            end: of the keys that count; None: of the group's part.
+        """
+        kept = [work.counts(at + self.team, end) for at in ahead]
+        # what hides a key hides a NaN in its value
+        values = [[lang.select(c, x, 0.0) for x in xs] for c, xs in zip(kept, values, strict=True)]
+        self._multiply(query, keys)
+        lang.barrier()
+        with lang.if_(self.leads):
+            led = self.me % self.lay.rows
+            theirs = [at + self.me // self.lay.rows for at in ahead]
+            pairs = zip(theirs, self._gather(), strict=True)
+            self._soften([work.seen(led, key, work.counts(key, end), x) for key, x in pairs])
+        lang.barrier()
+        self._accumulate(values)
+
+    def load(self, source: Any, place: Operand, clean: bool, scale: Any) -> list[Expr]:
         """A thread's elements of a row; where `clean`, zeros for those past the head."""
         lay, loaded = self.lay, list[Any]()
         last = (lay.dim - 1) // lay.width * lay.width
@@ -205,7 +222,7 @@ class _Thread:
                     value = lang.fma(weights[row * lay.keys + j], values[j][d], value)
                 self.out[row][d].set(value)
 
-    def weigh(self) -> tuple[Operand, Operand]:
+    def _weigh(self) -> tuple[Operand, Operand]:
         """Weights of the teams; of query `me % rows` the maximum, and the sum of all its weights.
 
         Memory `weights` has them by team and query.
@@ -228,7 +245,7 @@ class _Thread:
                 whole += self.weights[(lay.teams + team) * lay.rows + row]
         return highest, whole
 
-    def add_up(self, row: int, partial: Any, place: Operand, wanted: Operand) -> None:
+    def _add_up(self, row: int, partial: Any, place: Operand, wanted: Operand) -> None:
         """Write the sums of a query over all teams, in order, where it is `wanted`."""
         lay = self.lay
         with lang.if_(self.works):
@@ -250,6 +267,19 @@ class _Thread:
                     value += self.scratch[team * lay.whole + d]
                 partial[place + d] = value
 
+    def finish(self, work: Work, partial: Any) -> None:
+        """Leave the part's results."""
+        highest, whole = self._weigh()
+        with lang.if_((self.me < self.lay.rows) & work.has(self.me)):
+            at = work.results(self.me).stats
+            partial[at] = highest
+            partial[at + 1] = whole
+        for row in range(self.lay.rows):
+            if row:
+                lang.barrier()
+            place = lang.const(row, u32)
+            self._add_up(row, partial, work.results(place).sums, work.has(place))
+
 
 def _dot(query: list[Any], key: list[Any]) -> Any:
     """In two chains, even and odd elements."""
@@ -264,19 +294,11 @@ def _split(
     partial: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     work = Work(masks, scoring, rows)
-    my = _Thread(Layout(dim, rows, piece_of(k, vector)))
+    my = Thread(Layout(dim, rows, piece_of(k, vector)))
     with lang.if_(work.begin < work.end):
-        my.read(work, product_scale(scoring, LOG2E), q, k, v)
-        highest, whole = my.weigh()
-        with lang.if_((my.me < rows) & work.has(my.me)):
-            at = work.results(my.me).stats
-            partial[at] = highest
-            partial[at + 1] = whole
-        for row in range(rows):
-            if row:
-                lang.barrier()
-            place = lang.const(row, u32)
-            my.add_up(row, partial, work.results(place).sums, work.has(place))
+        query = my.queries(work, product_scale(scoring, LOG2E), q)
+        my.read(work, query, k, v)
+        my.finish(work, partial)
 
 
 kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewritable=True)
@@ -284,7 +306,7 @@ kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewri
 
 def _parts_of(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
     """The parts, where the threads of a group hold a head."""
-    fits = 0 < form.inputs[0].shape[3] <= MOST_DIM
+    fits = 0 < form.inputs[0].shape[3] <= MOST_DIM and texts_of(form) is None
     return Parts.of(form, FEWEST_KEYS, most=row_of(caps).rows) if fits else None
 
 
@@ -296,9 +318,9 @@ def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
 def few_queries(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """Few queries of many keys, of a head that a group holds."""
     (lq, dim), (_, lk) = form.inputs[0].shape[2:], extents(form)
-    return lq <= FEW_QUERIES and lk >= ENOUGH_KEYS and dim <= MOST_DIM
+    return texts_of(form) is None and lq <= FEW_QUERIES and lk >= ENOUGH_KEYS and dim <= MOST_DIM
 
 
 SPLIT = AttentionVariant(
-    "split", _parts_of, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}"
+    "split", _parts_of, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}, no offsets"
 )

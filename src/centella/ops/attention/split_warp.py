@@ -31,7 +31,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.parts import Work
-from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits
+from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits, texts_of
 from centella.ops.attention.table import MOST_ROWS
 from centella.ops.attention.weights import put
 from centella.specs import Caps
@@ -369,4 +369,5 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:
     """The tile of 16-bit rows in whole chunks."""
     dim = form.inputs[0].shape[3]
     chunks = dim <= MOST_DIM and dim % CHUNK == 0
-    return SplitTile() if chunks and caps.tensor_cores and rows_of_16_bits(form) else None
+    fits = chunks and caps.tensor_cores and texts_of(form) is None and rows_of_16_bits(form)
+    return SplitTile() if fits else None

@@ -19,12 +19,14 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines, load_piece, piece_of
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, share_of, sink_of
+from centella.ops.attention.place import Place
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
     AttentionVariant,
     launch_by_head,
     parameters,
+    queries_of,
 )
 from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import HIDDEN, LOG2E, power
@@ -73,19 +75,18 @@ def _attention(
     p = parameters(BY_HEAD)
     words = -(-dim // 8) * 8
     parts = -(-dim // part)
-    group = lang.group_id()
-    piece, group = group % parts, group // parts
-    block, group = group % p["blocks"], group // p["blocks"]
-    head, b = group % p["heads"], group // p["heads"]
-    lines = Lines(masks, b, head // p["share"])
-    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
-    first = block * (THREADS * queries)
+    piece = lang.group_id() % parts
+    at = Place(masks, lang.group_id() // parts, THREADS * queries)
+    head, b = at.head, at.b
+    lines = Lines(masks, b, head // p["share"], at)
+    sight = Sight(masks, scoring, b, at.lq, at.lk)
+    first = at.block * (THREADS * queries)
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
     unit = 1.0 if "mask" in masks else LOG2E  # scores are to base 2 but for a mask
     scale = product_scale(scoring, unit)
-    place, last = b * p["qb"] + head * p["qh"], p["lq"] - 1
+    place, last = at.row(b * p["qb"] + head * p["qh"], p["ql"]), at.last(at.lq)
     starts = (place + lang.minimum(row, last) * p["ql"] for row in mine)
-    query = [_query(q, at, dim, vector, scale) for at in starts]
+    query = [_query(q, start, dim, vector, scale) for start in starts]
     begins = sink_of(masks, head, unit)
     top, total = (lang.vars(f32, queries, init=value) for value in begins)
     out = lang.vars(f32, queries, part, init=0.0)
@@ -103,9 +104,9 @@ def _attention(
                        total, out, sight, scoring, head, unit, native)  # fmt: skip
         lang.barrier()
     for i, row in enumerate(mine):
-        with lang.if_(row < p["lq"]):
+        with lang.if_(row < at.lq):
             factor = share_of(total[i])
-            place = b * p["yb"] + head * p["yh"] + row * p["yl"]
+            place = at.row(b * p["yb"] + head * p["yh"], p["yl"]) + row * p["yl"]
             _store(y, place, piece * part, [v * factor for v in out[i]], dim, vector_y)
 
 
@@ -184,8 +185,8 @@ kernel: Kernel = Kernel(_attention, workgroup=THREADS, name="attention", rewrita
 
 def _launches(form: Form[AttentionAttrs], part: int, caps: Caps) -> Lowered:
     """One launch: a group has 64 (or 128) queries of one head."""
-    lq, dim = form.inputs[0].shape[2:]
-    queries = 2 if dim <= 32 and lq > THREADS else 1
+    dim = form.inputs[0].shape[3]
+    queries = 2 if dim <= 32 and queries_of(form) > THREADS else 1
     row = row_of(caps)
     keys, together = row.stream if dim <= 32 else (16 if dim <= 128 else 8 if dim <= 384 else 4, 4)
     constants = (

@@ -24,12 +24,14 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, share_of, sink_of
+from centella.ops.attention.place import Place
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
     AttentionVariant,
     launch_by_head,
     parameters,
+    queries_of,
 )
 from centella.ops.attention.slabs import Rows, steps
 from centella.ops.attention.table import FEW_QUERIES, tile_of
@@ -45,17 +47,18 @@ def _attention(
     q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     p = parameters(BY_HEAD)
-    block, group = lang.group_id() % p["blocks"], lang.group_id() // p["blocks"]
-    head, b = group % p["heads"], group // p["heads"]
-    first = (p["blocks"] - 1 - block) * tile.bq  # of causal queries the last have most to do
-    sight, unit = Sight(masks, scoring, b, p["lq"], p["lk"]), 1.0 if "mask" in masks else LOG2E
+    at = Place(masks, lang.group_id(), tile.bq)
+    head, b = at.head, at.b
+    block = at.block if at.begin is not None else p["blocks"] - 1 - at.block
+    first = block * tile.bq  # of causal queries the last have most to do
+    sight, unit = Sight(masks, scoring, b, at.lq, at.lk), 1.0 if "mask" in masks else LOG2E
     begin, end = sight.since(first) // tile.bk * tile.bk, sight.until(first + tile.bq)
-    last_query, last_key = p["lq"] - 1, lang.maximum(end, 1) - 1
-    lines = Lines(masks, b, head // p["share"])
+    last_query, last_key = at.last(at.lq), lang.maximum(end, 1) - 1
+    lines = Lines(masks, b, head // p["share"], at)
     queries = Rows(q, tile, tile.bq, tile.depth, True, vector, p["ql"], dim)
     keys = Rows(k, tile, tile.bk, tile.depth, True, vector, p["kl"], dim)
     values = Rows(v, tile, tile.depth, tile.columns, False, vector, p["vl"], dim)
-    asked = b * p["qb"] + head * p["qh"]
+    asked = at.row(b * p["qb"] + head * p["qh"], p["ql"])
     slab = lang.shared(f32, 2 * tile.slab)
     my = _Thread(tile, native, sink_of(masks, head, unit))
 
@@ -76,9 +79,9 @@ def _attention(
 
         steps(
             -(-dim // tile.depth),
-            lambda at: (
-                queries.fetch(asked, first, last_query, at),
-                keys.fetch(of_k, key0, last, at, scale_of=of_key),
+            lambda element: (
+                queries.fetch(asked, first, last_query, element),
+                keys.fetch(of_k, key0, last, element, scale_of=of_key),
             ),
             put,
             lambda at, stage: my.score(scores, slab, stage),
@@ -88,7 +91,7 @@ def _attention(
         _show(my, scores, tile, key0, end, first, sight, scoring, masks, head, unit)
         steps(
             tile.bk // tile.depth,
-            lambda at: values.fetch(of_v, key0 + at, last, 0, shown, of_value),
+            lambda key: values.fetch(of_v, key0 + key, last, 0, shown, of_value),
             lambda fetched, stage: values.put(fetched, slab, stage * tile.slab),
             lambda i, stage: my.accumulate(slab, i, stage),
             tile,
@@ -97,7 +100,8 @@ def _attention(
 
     for key0 in lang.range(begin, end, tile.bk):
         step(key0)
-    my.finish(y, b * p["yb"] + head * p["yh"], first, p, dim, vector_y)
+    begin = at.row(b * p["yb"] + head * p["yh"], p["yl"])
+    my.finish(y, begin, first, at.lq, p["yl"], dim, vector_y)
 
 
 def _show(
@@ -237,7 +241,7 @@ class _Thread:
                     self.sums[r][c].set(lang.fma(w, x, self.sums[r][c]))
 
     def finish(
-        self, y: Argument, place: Operand, first: Operand, p: dict[str, Expr], dim: int,
+        self, y: Argument, place: Operand, first: Operand, lq: Operand, pitch: Operand, dim: int,
         vector: bool,
     ) -> None:  # fmt: skip
         """Divide by the totals and store; zeros for a query without keys."""
@@ -255,9 +259,9 @@ class _Thread:
             with lang.if_(column < dim):
                 for i in range(tile.tq):
                     row = first + self.query(i)
-                    with lang.if_(row < p["lq"]):
+                    with lang.if_(row < lq):
                         out = [x * factors[i] for x in self.sums[i][4 * g : 4 * g + 4]]
-                        at = place + row * p["yl"] + column
+                        at = place + row * pitch + column
                         if vector and y.dtype.per_chunk == 4:
                             y.store(at, out)
                         else:
@@ -268,8 +272,7 @@ kernel: Kernel = Kernel(_attention, workgroup=128, name="attention_tiled", rewri
 
 
 def _tile_of(form: Form[AttentionAttrs], caps: Caps) -> Tile | None:
-    lq, dim = form.inputs[0].shape[2:]
-    return tile_of(lq, dim, caps)
+    return tile_of(queries_of(form), form.inputs[0].shape[3], caps)
 
 
 def _launches(form: Form[AttentionAttrs], tile: Tile, caps: Caps) -> Lowered:
@@ -285,7 +288,7 @@ def _launches(form: Form[AttentionAttrs], tile: Tile, caps: Caps) -> Lowered:
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """Where the table has a tile for the class of the adapter."""
-    lq, dim = form.inputs[0].shape[2:]
+    lq, dim = queries_of(form), form.inputs[0].shape[3]
     return lq > FEW_QUERIES and tile_of(lq, dim, caps, measured=True) is not None
 
 

@@ -29,13 +29,16 @@ from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.masks import Scoring, Sight, sink_of
 from centella.ops.attention.mma import FEWER_QUERIES, FOLDED
+from centella.ops.attention.place import Place
 from centella.ops.attention.problem import (
     AttentionAttrs,
     AttentionVariant,
     launch_by_head,
     parameters,
+    queries_of,
     rows_of_16_bits,
     steps_of,
+    texts_of,
 )
 from centella.ops.attention.rows import UNSEEN, K, M, Rows
 from centella.ops.attention.scaled import SLAB, values_first
@@ -135,11 +138,10 @@ def _attention_wgmma(
     p = parameters(
         "batch heads kv_heads share lq lk dim qb qh ql kb kh kl vb vh vl yb yh yl blocks"
     )
-    group = lang.group_id()
-    block, group = group % p["blocks"], group // p["blocks"]
-    head, b = group % p["heads"], group // p["heads"]
-    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
-    if sight.ordered:
+    at = Place(masks, lang.group_id(), tile.queries)
+    block, head, b = at.block, at.head, at.b
+    sight = Sight(masks, scoring, b, at.lq, at.lk)
+    if sight.ordered and at.begin is None:
         block = p["blocks"] - 1 - block  # the longest first
     first = block * tile.queries
     seen = sight.until(first + tile.queries)
@@ -148,33 +150,37 @@ def _attention_wgmma(
     shared = _Shared(tile, dim, q, k, v, p)
     fewer, more = REGISTERS[tile.consumers]
     with lang.ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
-        _produce(shared, (first, head, b), head // p["share"], last, least)
+        row = at.row(lang.const(0, u32), 1)  # of a tensor map, where rows begin
+        _produce(shared, (first, row, head, b), head // p["share"], last, least)
     with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         begins = sink_of(masks, head, LOG2E, UNSEEN)
         consumer = _Consumer(shared, first, sight, scoring, begins)
         dirty = None
         if "lengths" in masks or "starts" in masks:
             dirty = seen < lang.minimum(p["lk"], (last + 1) * tile.keys)
+        if at.begin is not None:  # behind the text there is another
+            dirty = seen < (last + 1) * tile.keys
         consumer.attend(last, least, dirty)
         first_slab = (b * p["kv_heads"] + head // p["share"]) * (dim // SLAB)
         scale_of = None if scales is None else lambda j: scales[first_slab + j // SLAB]
-        consumer.rows.finish(y, b * p["yb"] + head * p["yh"], p["yl"], p["lq"], dim, scale_of)
+        place = at.row(b * p["yb"] + head * p["yh"], p["yl"])
+        consumer.rows.finish(y, place, p["yl"], at.lq, dim, scale_of)
 
 
 def _produce(
-    shared: _Shared, at: tuple[Any, Any, Any], kv_head: Any, last: Any, least: Any
+    shared: _Shared, at: tuple[Any, Any, Any, Any], kv_head: Any, last: Any, least: Any
 ) -> None:
     """Have queries copied, then keys and values, one tile ahead of its values; last ones first."""
-    tile, (first, head, b) = shared.tile, at
+    tile, (first, row, head, b) = shared.tile, at
     of_q, of_k, of_v = shared.maps
     shared.arrived.expect(0, 2 * tile.queries * shared.width)
-    lang.ptx.tma_load(of_q, (0, first, head, b), 0, shared.arrived, 0)
+    lang.ptx.tma_load(of_q, (0, row + first, head, b), 0, shared.arrived, 0)
 
     def load(source: Any, full: Any, empty: Any, ring: Ring, step: Operand) -> None:
         stage = ring.stage.get()
         empty.wait(stage, ring.parity ^ 1)
         full.expect(stage, 2 * tile.keys * shared.width)
-        lang.ptx.tma_load(source, (0, step * tile.keys, kv_head, b), stage, full, stage)
+        lang.ptx.tma_load(source, (0, row + step * tile.keys, kv_head, b), stage, full, stage)
         ring.advance()
 
     keys = of_k, shared.full_k, shared.empty_k, Ring(tile.stages)
@@ -327,11 +333,11 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
     dim = q.shape[3]
     tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)
     folds = attrs.softcap is not None or FOLDED[0] <= attrs.scale <= FOLDED[1]
-    folds = folds and {"lengths", "starts", "sinks"}.issuperset(attrs.masks)
+    folds = folds and {"lengths", "starts", "sinks", "offsets"}.issuperset(attrs.masks)
     reached = rows_of_16_bits(form) and all(map(_apart, form.inputs[:3]))
     if tiles is None or not (caps.warpgroups and folds and reached):
         return None
-    many = math.prod(q.shape[:3]) >= MANY[0] and k.shape[2] >= MANY[1]
+    many = texts_of(form) is None and math.prod(q.shape[:3]) >= MANY[0] and k.shape[2] >= MANY[1]
     tile = tiles[q.dtype is bf16 and not (many and dim % SLAB == 0)]
     fits = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
     return tile if fits else None
@@ -361,7 +367,7 @@ def _launches(form: Form[AttentionAttrs], tile: WgmmaTile, caps: Caps) -> Lowere
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """Many queries, of heads that are worth their padding."""
-    lq, dim = form.inputs[0].shape[2:]
+    lq, dim = queries_of(form), form.inputs[0].shape[3]
     whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
     return lq > FEWER_QUERIES and whole and caps.fast_tensor_cores
 
@@ -369,5 +375,5 @@ def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
 WGMMA = AttentionVariant(
     "wgmma", tile_of, _launches, _preferred,
     needs=f"takes f16 or bf16 with rows on 16 bytes, heads of at most {MOST_DIM}, scales of "
-          f"{FOLDED[0]} to {FOLDED[1]:.2f}, lengths and starts, on sm_90a",
+          f"{FOLDED[0]} to {FOLDED[1]:.2f}, lengths, starts and offsets, on sm_90a",
 )  # fmt: skip

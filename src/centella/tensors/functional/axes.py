@@ -79,7 +79,8 @@ def l2_normalize(x: Tensor, axis: int = -1, eps: float = 1e-12, **other: Never) 
 def mean_pool(x: Tensor, lengths: Tensor) -> Tensor:
     """Mean over the first `lengths[b]` positions: x [b, l, d], lengths [b] i32, result [b, d].
 
-    A length below 0 counts as 0, which gives zeros; one above l as l.
+    A length below 0 counts as 0, which gives zeros; one above l as l. Of x [n, d] `lengths` are
+    offsets [b + 1] i32: the means of rows offsets[b] to offsets[b + 1].
 
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not fit these.

@@ -277,6 +277,7 @@ def attention(
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    offsets: Tensor | None = None,
     blocks: Tensor | None = None,
     scales: Tensor | None = None,
     causal: bool = False,
@@ -302,6 +303,10 @@ def attention(
         bias: [heads or 1, n] floats, n odd: what is added to a scaled score by the distance of the
             key from the query: bias[h, n // 2 + key - query], of further ones the first or last of
             a row. A query's position is as for `window`.
+        offsets: [texts + 1] i32, from 0, ascending: texts lie end to end in q, k and v of batch 1,
+            text i from offsets[i] to offsets[i + 1], and each is a sequence of its own. Rows behind
+            the last text get zeros. Besides it only `bias`, `sinks`, `causal`, `window` and
+            `softcap`.
         blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
             and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
             blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
@@ -339,7 +344,8 @@ def attention(
     if mask is not None:
         mask = _broadcast(mask, (*q.shape[:3], keys))
     masks = {"lengths": lengths, "key_mask": key_mask, "mask": mask, "starts": starts,
-             "sinks": sinks, "bias": bias, "blocks": blocks, "scales": scales}  # fmt: skip
+             "sinks": sinks, "bias": bias, "offsets": offsets, "blocks": blocks,
+             "scales": scales}  # fmt: skip
     attrs = _attrs("attention", variant, causal=flag("attention", "causal", causal))
     attrs |= score_attrs("attention", q.shape[-1], scale, window, softcap)
     if starts is None and attrs.get("window", 0) >= max(q.shape[2], keys):

@@ -1,0 +1,71 @@
+"""Which queries a group has: of a sequence of a batch, or of one of many texts that lie end to end.
+
+`offsets` says where each text begins. A group has a slot, which is a tile of `queries` of a text:
+those of text i begin at slot offsets[i] // queries + i. They are at least as many as its tiles, and
+no two texts share one, so tokens / queries + texts slots are enough for any lengths. A group finds
+its text by bisection. If its slot has no tile, the text has neither queries nor keys for it. What
+lies behind the last text is one more, without keys, so its rows get zeros.
+
+A text's tiles begin where the text does, so its result does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from centella import lang
+from centella.dtypes import u32
+from centella.ops.attention.problem import parameters
+
+
+class Place:
+    """Where a group of a kernel is that has `queries` of a head.
+
+    Attributes:
+        b, head, block: the sequence, the head, which queries of the sequence.
+        lq, lk: queries and keys of the sequence or text.
+        begin: of texts end to end, the row where this one begins; else None.
+    """
+
+    def __init__(self, masks: dict[str, Any], group: Any, queries: int) -> None:
+        p = parameters("blocks heads lq lk")
+        self.block: Any = group % p["blocks"]
+        group = group // p["blocks"]
+        self.head: Any = group % p["heads"]
+        self.b: Any = group // p["heads"]
+        self.lq: Any = p["lq"]
+        self.lk: Any = p["lk"]
+        self.begin: Any = None
+        if "offsets" in masks:
+            self._find(masks["offsets"], queries)
+
+    def _find(self, offsets: Any, queries: int) -> None:
+        p = parameters("texts rounds")
+
+        def offset(text: Any) -> Any:
+            at = lang.maximum(offsets[lang.minimum(text, p["texts"])], 0)
+            inside = lang.minimum(lang.bitcast(at, u32), self.lk)
+            return lang.select(text > p["texts"], self.lk, inside)
+
+        low, high = lang.var(lang.const(0, u32)), lang.var(p["texts"] + 1)
+        for _ in lang.range(p["rounds"]):
+            middle = (low + high) // 2
+            before = offset(middle) // queries + middle <= self.block
+            low.set(lang.select(before, middle, low))
+            high.set(lang.select(before, high, middle))
+        text = lang.workgroup_uniform(low.get())
+        begin = lang.workgroup_uniform(offset(text))
+        count = lang.maximum(lang.workgroup_uniform(offset(text + 1)), begin) - begin
+        self.block = self.block - (begin // queries + text)
+        some = self.block * queries < count
+        self.lq = lang.select(some, count, 0)
+        self.lk = lang.select(text < p["texts"], self.lq, 0)
+        self.begin = lang.select(some, begin, 0)
+
+    def last(self, count: Any) -> Any:
+        """The last of so many rows; row 0 of a text that has none."""
+        return (count if self.begin is None else lang.maximum(count, 1)) - 1
+
+    def row(self, start: Any, pitch: Any) -> Any:
+        """Where rows of the sequence or text begin, of a tensor whose rows begin at `start`."""
+        return start if self.begin is None else start + self.begin * pitch
