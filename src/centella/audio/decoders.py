@@ -19,13 +19,7 @@ from centella.errors import AudioError, MissingExtraError
 
 _LONGEST_GAP = 3600  # seconds of silence that stand for missing ones; more, and the file is broken
 _TOLERATED = 0.1  # seconds between the time of a frame and its position before silence fills it
-_GUESSED = (
-    "aac",
-    "ac3",
-    "amr",
-    "eac3",
-    "mp3",
-)  # formats whose length ffmpeg guesses by the bit rate
+_GUESSED = ("aac", "ac3", "amr", "eac3", "mp3")  # ffmpeg guesses their length by the bit rate
 _TICKS = 1_000_000  # of a second, in which ffmpeg states the times of a container
 
 
