@@ -92,11 +92,11 @@ def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str | None
 
 def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str | None:
     try:
-        import av  # pyright: ignore[reportMissingImports]
+        import av.error  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     # For a broken file; the last two for seeks and for formats that NumPy lacks.
-    fails = (av.FFmpegError, OSError, ValueError)
+    fails = (av.error.FFmpegError, OSError, ValueError)
     try:
         container: Any = av.open(file, metadata_errors="replace")
     except fails as error:
