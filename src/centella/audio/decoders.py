@@ -96,7 +96,7 @@ def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str | None:
     except ImportError:
         return None
     # For a broken file; the last two for seeks and for formats that NumPy lacks.
-    fails = (av.FFmpegError, OSError, ValueError)
+    fails = (av.error.FFmpegError, OSError, ValueError)
     try:
         container: Any = av.open(file, metadata_errors="replace")
     except fails as error:
