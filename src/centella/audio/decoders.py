@@ -96,7 +96,8 @@ def _pyav(name: str, _: str | None, file: IO[bytes]) -> Source | str | None:
     except ImportError:
         return None
     # For a broken file; the last two for seeks and for formats that NumPy lacks.
-    fails = (av.error.FFmpegError, OSError, ValueError)
+    broken_by: Any = av.error  # pyright: ignore[reportAttributeAccessIssue]  # av imports it itself
+    fails = (broken_by.FFmpegError, OSError, ValueError)
     try:
         container: Any = av.open(file, metadata_errors="replace")
     except fails as error:
