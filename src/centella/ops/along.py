@@ -197,12 +197,12 @@ def _scatter(
                 at = start + j
                 there = lang.bitcast(order[first + lang.minimum(at, count - 1)], u32)
                 lang.break_if((at >= count) | (keys[first + there] != number))
-                place = origin + there * lang.parameter("pitch", u32)
+                at = origin + there * lang.parameter("pitch", u32)
                 if reduce == "set":
-                    total.set(place)
+                    total.set(at)
                     hit.set(1)
                 else:
-                    total.set(COMBINE[reduce](total.get(), values[place]))
+                    total.set(COMBINE[reduce](total.get(), values[at]))
             done = total.get()
             results.append(
                 lang.select(hit.get() == 1, values[done], own) if reduce == "set" else done
@@ -234,8 +234,8 @@ def scatter_lower(form: Form[ScatterAttrs], caps: Caps) -> Lowered:
         (call,) = OPS["copy"].form((x,), (y,)).lower(caps).calls
         return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
     part = form.part("r", x.shape[axis])
-    place = axis if len(indices.shape) > 1 else 0
-    turned = [*(a for a in range(len(indices.shape)) if a != place), place]
+    last = axis if len(indices.shape) > 1 else 0
+    turned = [*(a for a in range(len(indices.shape)) if a != last), last]
     moved = Spec(tuple(indices.shape[a] for a in turned), i32,
                  tuple(indices.strides[a] for a in turned), indices.aligned)  # fmt: skip
     dense = (math.prod(moved.shape[:-1]), moved.shape[-1])
@@ -276,8 +276,8 @@ def _combined(form: Form[ScatterAttrs], steps: Shape, keys: Spec, first: int) ->
     base = form.part("j", count).first == 0
     names = ("values", "keys", "order", *(("x",) if base else ()))
     reads: dict[str, int] = dict.fromkeys(names, 1)
-    given = ((2, values), (4, keys), (5, keys), *(((0, x),) if base else ()))
-    refs = (Ref(index, flat(spec)) for index, spec in given)
+    operands = ((2, values), (4, keys), (5, keys), *(((0, x),) if base else ()))
+    refs = (Ref(index, flat(spec)) for index, spec in operands)
     return Call(
         scatter_kernel, (*refs, Ref(3, y)), tuple(scalars.items()), constants,
         -(-threads // WORKGROUP),
@@ -289,8 +289,8 @@ def scatter_axes(form: Form[ScatterAttrs]) -> Axes:
     """Elements of x; values along the axis too, whose parts are combined in their order."""
     letters, axis = LETTERS[: len(form.outputs[0].shape)], form.attrs.axis
     own, every = _at(letters, axis, "r"), _at(letters, axis, "j")
-    given = every if len(form.inputs[1].shape) > 1 else "j"
-    return axes([own, given, every], [own], told="r", chosen="j")
+    keys = every if len(form.inputs[1].shape) > 1 else "j"
+    return axes([own, keys, every], [own], told="r", chosen="j")
 
 
 TAKE_ALONG_AXIS: Op[GatherAttrs] = Op(

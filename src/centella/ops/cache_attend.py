@@ -78,9 +78,9 @@ def _attend(
     def score(item: Item) -> Any:
         chains = [lang.const(0.0, f32)] * 4
         for first in range(0, dim, per):
-            found = keys.load(rows["kc"] + item.column * key_pitch + first)
+            loaded = keys.load(rows["kc"] + item.column * key_pitch + first)
             for e in range(0, per, 4):
-                pairs = zip(found[e : e + 4], query.load(first + e), chains, strict=True)
+                pairs = zip(loaded[e : e + 4], query.load(first + e), chains, strict=True)
                 chains = [lang.fma(x, y, total) for x, y, total in pairs]
         return fold(chains, operator.add)
 
@@ -111,8 +111,8 @@ def _sum(
         for first in lang.range(team, length, teams * TOGETHER):
             ahead = [first + n * teams for n in range(TOGETHER)]
             inside = [lang.minimum(key, length - 1) for key in ahead]
-            found = [values.load(line + key * pitch + lane * per) for key in inside]
-            for key, at, row in zip(ahead, inside, found, strict=True):
+            loaded = [values.load(line + key * pitch + lane * per) for key in inside]
+            for key, at, row in zip(ahead, inside, loaded, strict=True):
                 weight = lang.select(key < length, weights[at], 0.0)
                 for total, value in zip(sums, row, strict=True):
                     total.set(lang.fma(weight, value, total))
@@ -121,14 +121,14 @@ def _sum(
     if early:  # few groups, which leave most of a GPU free
         lang.ptx.launch_dependents()
     lang.barrier()
-    place, y = to
+    start, y = to
     word = y.dtype.per_word
     with lang.if_(me < dim // word):
         out = []
         for e in range(word):
             each = [parts[n * dim + me * word + e] for n in range(teams)]
             out.append(fold(each, operator.add) / whole)
-        y.store(place + me * word, out)
+        y.store(start + me * word, out)
 
 
 def _place(name: str, b: Operand, head: Operand) -> Expr:
@@ -216,8 +216,8 @@ def lower(form: Form[CacheAttendAttrs], caps: Caps) -> Lowered:
         "heads": h, "capacity": capacity, "scale": form.attrs.scale * LOG2E,
         **strides_of(q=q, k=k, v=v, kc=keys, vc=values, y=steps),
     }  # fmt: skip
-    held = max(-(-capacity // THREADS), 1)
-    team = Team(THREADS, THREADS, held, 0, False, caps.shuffles)
+    items = max(-(-capacity // THREADS), 1)
+    team = Team(THREADS, THREADS, items, 0, False, caps.shuffles)
     refs = (*(Ref(2 + i, flat(s)) for i, s in enumerate(rows)), Ref(5, starts), Ref(8, y),
             Ref(0, flat(keys)), Ref(1, flat(values)))  # fmt: skip
     reads = {"q": 1, "k": 1, "v": 1, "starts": 1}

@@ -170,9 +170,9 @@ def check_stored(op: str, keys: Spec, values: Spec, scales: Spec) -> None:
 
 def _plain(specs: Sequence[Spec]) -> tuple[Spec, ...]:
     """The operands of the same op with a cache of the dtype of what is written."""
-    keys, values, scales, *given = specs
+    keys, values, scales, *rest = specs
     check_stored("cache_write_i8", keys, values, scales)
-    return (*(replace(s, dtype=given[0].dtype) for s in (keys, values)), *given)
+    return (*(replace(s, dtype=rest[0].dtype) for s in (keys, values)), *rest)
 
 
 def _outs(specs: Sequence[Spec]) -> tuple[Out, ...]:
@@ -218,8 +218,8 @@ def write_host(form: Form[NoAttrs]) -> HostProgram:
     dtypes = [s.dtype for s in form.inputs[CACHE:]]
 
     def call(arrays: list[Array], outs: list[Array]) -> None:
-        given = (widen(a, d) for a, d in zip(arrays[CACHE:], dtypes, strict=True))
-        write_reference(*arrays[:CACHE], *given)
+        wide = (widen(a, d) for a, d in zip(arrays[CACHE:], dtypes, strict=True))
+        write_reference(*arrays[:CACHE], *wide)
 
     return HostProgram("numpy:cache_write_i8", "cache_write_i8", call)
 
@@ -230,9 +230,9 @@ def rope_host(form: Form[RopeCacheAttrs]) -> HostProgram:
     interleaved, eps = form.attrs.interleaved, form.attrs.eps
 
     def call(arrays: list[Array], outs: list[Array]) -> None:
-        given = (widen(a, d) for a, d in zip(arrays[CACHE:], dtypes, strict=True))
+        wide = (widen(a, d) for a, d in zip(arrays[CACHE:], dtypes, strict=True))
         with np.errstate(all="ignore"):
-            *_, q = rope_reference(*arrays[:CACHE], *given, interleaved=interleaved, eps=eps)
+            *_, q = rope_reference(*arrays[:CACHE], *wide, interleaved=interleaved, eps=eps)
         np.copyto(outs[CACHE], narrow(q, dtypes[0]))
 
     return HostProgram("numpy:rope_cache_write_i8", "rope_cache_write_i8", call)
@@ -250,10 +250,10 @@ def _call(
     """
     keys, values, scales = form.inputs[:CACHE]
     team = team_of(keys.shape[-1], width, caps)
-    given = dict(zip(names.split(), form.inputs[CACHE:], strict=False))
-    ranks = {n: 1 if n in ("k", "v", "x") else len(s.shape) for n, s in given.items()}
+    named = dict(zip(names.split(), form.inputs[CACHE:], strict=False))
+    ranks = {n: 1 if n in ("k", "v", "x") else len(s.shape) for n, s in named.items()}
     refs = [Ref(CACHE + i, flat(s) if ranks[n] == 1 else s)
-            for i, (n, s) in enumerate(given.items())]  # fmt: skip
+            for i, (n, s) in enumerate(named.items())]  # fmt: skip
     if "y" in parts:
         refs.append(Ref(len(form.inputs) + CACHE, form.outputs[CACHE]))
     if "cache" in parts:
@@ -262,7 +262,7 @@ def _call(
     changes: dict[str, int] = dict.fromkeys(changed, 1)
     params = signature(ranks, {"y": 1} if "y" in parts else {}, changes)
     told = {
-        "rows": rows, "dim": keys.shape[-1], **cache_scalars(keys, given["starts"]),
+        "rows": rows, "dim": keys.shape[-1], **cache_scalars(keys, named["starts"]),
         **strides_of(kc=keys, vc=values, sc=scales), **scalars,
     }  # fmt: skip
     return Call(

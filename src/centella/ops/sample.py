@@ -207,18 +207,18 @@ def _sample(
     with lang.if_(row.random):
         limit.set(lang.minimum(limit.get(), row.steps(row.gap)))
 
-    best, place = lang.var(-math.inf), lang.var(NONE, u32)
+    best, column = lang.var(-math.inf), lang.var(NONE, u32)
     for i, logit in row.each():
         below = row.below(logit)
         with lang.if_(row.steps(below) <= limit.get()):
             score = lang.var(-below)
             with lang.if_(row.random):
                 score.set(score.get() - traced_noise(i, step, seed))
-            with lang.if_((score.get() > best.get()) | (place.get() == NONE)):
+            with lang.if_((score.get() > best.get()) | (column.get() == NONE)):
                 best.set(score.get())
-                place.set(i)
+                column.set(i)
     first = lang.workgroup_reduce(best.get(), "max")
-    at = lang.workgroup_reduce(lang.select(best.get() == first, place.get(), NONE), "min")
+    at = lang.workgroup_reduce(lang.select(best.get() == first, column.get(), NONE), "min")
     at = lang.select(lang.isnan(row.top), NONE, at)
     with lang.if_(lang.local_id() == 0):
         y[row.row] = lang.bitcast(at, i32)

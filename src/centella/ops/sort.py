@@ -113,12 +113,12 @@ def _merge(*, keys: Argument, places: Argument, **out: Argument) -> None:
                 before = (there < key) | (second & (there == key))
                 low.set(lang.select(before, middle + 1, low.get()))
                 high.set(lang.select(before, high.get(), middle))
-        place = lang.minimum(start, other) + (column - start) + (low.get() - other)
+        rank = lang.minimum(start, other) + (column - start) + (low.get() - other)
         if "y" in out:
-            out["y"][row, place] = lang.bitcast(places[row, column], i32)
+            out["y"][row, rank] = lang.bitcast(places[row, column], i32)
         else:
-            out["to_keys"][row, place] = key
-            out["to_places"][row, place] = places[row, column]
+            out["to_keys"][row, rank] = key
+            out["to_places"][row, rank] = places[row, column]
 
 
 block_kernel: Kernel = Kernel(_blocks, workgroup=THREADS, name="sort")

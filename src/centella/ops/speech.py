@@ -141,12 +141,12 @@ def _survey(
             pairs = [(v, other) if kind else (other, v) for v in values]
             return [lang.select(t, *p) for t, p in zip(times, pairs, strict=True)]
 
-        found = _figures(row, kept, scores, own, token)
+        results = _figures(row, kept, scores, own, token)
         with lang.if_(row.first()):
             to = row.number * (1 + timed) + kind
-            places[to] = found.pop()
-            for j, value in enumerate(found):
-                figures[to * len(found) + j] = value
+            places[to] = results.pop()
+            for j, value in enumerate(results):
+                figures[to * len(results) + j] = value
 
 
 def _figures(
@@ -183,7 +183,7 @@ def _take(
     """
     parts, rows = lang.parameter("parts", u32), lang.parameter("rows", u32)
     row = Row(team, 1, parts, rows)
-    found = []
+    results = []
     for kind in range(1 + timed):
 
         def at(item: Item, kind: int = kind) -> Any:
@@ -192,21 +192,21 @@ def _take(
         def figure(item: Item, j: int, at: Any = at) -> Any:
             return figures[at(item) * (2 + random) + j]
 
-        found.append(_put_together(row, figure, lambda item, at=at: places[at(item)], 1 + random))
+        results.append(_put_together(row, figure, lambda item, at=at: places[at(item)], 1 + random))
     with lang.if_(row.first()):
-        place, top, weight = _chosen(found)
+        winner, top, weight = _chosen(results)
         own = top
         if random:
-            column = lang.select(place == NONE, 0, place)
+            column = lang.select(winner == NONE, 0, winner)
             level = lang.bitcast(levels[column], u32)
             may = Rules(notes, row.number, timed).allowed(column, level)
             own = lang.select(may, logits[row.number, column], NEVER)
-        gained = lang.select(place == NONE, math.nan, (own - top) - lang.log(weight))
-        _note(place, gained, row.number, notes, sums, token, y)
+        gained = lang.select(winner == NONE, math.nan, (own - top) - lang.log(weight))
+        _note(winner, gained, row.number, notes, sums, token, y)
 
 
 def _put_together(
-    row: Row, figure: Callable[[Item, int], Any], place: Callable[[Item], Any], last: int
+    row: Row, figure: Callable[[Item, int], Any], column_of: Callable[[Item], Any], last: int
 ) -> list[Expr]:
     """As `_figures`, of a whole row; `last` is the figure of the largest score."""
     tops = [
@@ -217,7 +217,7 @@ def _put_together(
         return [figure(item, 0) * lang.exp(figure(item, 1) - tops[0])]
 
     def hit(item: Item) -> Values:
-        return [lang.select(figure(item, last) == tops[-1], place(item), NONE)]
+        return [lang.select(figure(item, last) == tops[-1], column_of(item), NONE)]
 
     return [row.total(weight, 0.0, "add"), tops[0], tops[-1], row.total(hit, NONE, "min")]
 
@@ -232,33 +232,33 @@ def times_are_likelier(text: Operand, time: Operand, weight: Operand) -> Expr:
     return weight * lang.exp(time - most) > lang.exp(text - most)
 
 
-def _chosen(found: list[Any]) -> tuple[Expr, Expr, Expr]:
+def _chosen(results: list[Any]) -> tuple[Expr, Expr, Expr]:
     """The token, of text or of times; of what is allowed the largest logit, and the weights.
 
     `NONE` is the token where no allowed logit can be the largest.
     """
-    weight, top, best, place = found[0]
-    if len(found) > 1:
-        time_weight, time_top, time_best, time_place = found[1]
+    weight, top, best, winner = results[0]
+    if len(results) > 1:
+        time_weight, time_top, time_best, time_winner = results[1]
         most = lang.maximum(top, time_top)
         of_times, of_text = (lang.exp(t - most) for t in (time_top, top))
         likelier = times_are_likelier(top, time_top, time_weight)
-        place = lang.select(likelier | (time_best > best), time_place, place)
+        winner = lang.select(likelier | (time_best > best), time_winner, winner)
         weight = lang.select(likelier, time_weight, weight * of_text + time_weight * of_times)
         top = lang.select(likelier, time_top, most)
     else:
         most = top
     finite = (lang.bitcast(most, u32) & 0x7FFFFFFF) < INFINITE
-    return lang.select(finite & (most > NEVER), place, NONE), top, weight
+    return lang.select(finite & (most > NEVER), winner, NONE), top, weight
 
 
 def _note(
-    place: Operand, gained: Operand, row: Any, notes: Any, sums: Any, token: Any, y: Any
+    winner: Operand, gained: Operand, row: Any, notes: Any, sums: Any, token: Any, y: Any
 ) -> None:  # fmt: skip
     """One thread writes what is known of the row now."""
     end, zero = lang.parameter("end", u32), lang.parameter("zero", u32)
     ended = notes[row, ENDED] != 0
-    chosen = lang.select(ended, end, place)
+    chosen = lang.select(ended, end, winner)
     sums[row, 0] = sums[row, 0] + lang.select(ended, 0.0, gained)
     steps, was, last = notes[row, STEPS], notes[row, WAS], notes[row, LAST]
     is_time = (chosen >= zero) & (chosen != NONE)

@@ -61,7 +61,7 @@ class Forward:
             Jitted(packed, model.device, CAPTURES) if packs else None
         )
         binding = 0 if on_cores(model.device) else model.device.caps.max_binding
-        self.room = binding // (3 * model.config.hidden_size * f32.itemsize)
+        self.room: int = binding // (3 * model.config.hidden_size * f32.itemsize)
         self._config, self._parts = config, Parts(embedder)
         self.captured: Jitted[..., dict[str, Tensor]] = Jitted(embed, model.device, CAPTURES)
 

@@ -20,8 +20,8 @@ from centella.tasks.bounds import LONGEST, Budget
 try:
     import jinja2
     from jinja2 import compiler, ext, nodes, sandbox
-except ImportError as error:
-    raise MissingExtraError("jinja2", "models") from error
+except ImportError as _error:
+    raise MissingExtraError("jinja2", "models") from _error
 
 BUDGET = "what is left"  # in a context: no name that a template can write
 GONE_FILTERS = ("batch", "slice", "striptags", "sum", "urlize", "wordwrap", "xmlattr")

@@ -95,7 +95,7 @@ class Sums:
             word = rank * share + own
             query, element = word * per // self._dim, word * per % self._dim
             with lang.if_((own < share) & (word < words) & work.has(query)):
-                high, whole = sink_of(masks, work.place(query)[0], LOG2E)
+                high, whole = sink_of(masks, work.head_and_query(query)[0], LOG2E)
                 tops = self._load(self._stats, query)
                 wholes = self._load(self._stats, query + MOST_ROWS)
                 highest = reduce(lang.fmax, tops, high)

@@ -45,6 +45,6 @@ class Walk:
             row = first + (self.row + below)
             nbytes = lang.select(counts(row), self.nbytes, 0) if counts else self.nbytes
             inside = lang.minimum(row, last)
-            for ring, source, place, pitch in tensors:
-                where = place + inside * pitch + self.element
+            for ring, source, start, pitch in tensors:
+                where = start + inside * pitch + self.element
                 lang.ptx.cp_async(ring, chunk + ring.at_stage(stage), source, where, size=nbytes)

@@ -81,8 +81,8 @@ class Sight:
         self._masks, self._b, self._lq, self._lk = masks, b, lq, lk
         self.end: Any = lk
         if "lengths" in masks:
-            given = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
-            self.end = lang.workgroup_uniform(lang.minimum(given, lk))
+            length = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
+            self.end = lang.workgroup_uniform(lang.minimum(length, lk))
         self._window: Any = lang.parameter("window", i32) if scoring.windowed else None
         self._both_sides = scoring.windowed and not (scoring.causal or "starts" in masks)
         self.ordered: bool = scoring.causal or scoring.windowed or "starts" in masks
@@ -92,8 +92,8 @@ class Sight:
             most = lang.bitcast(lk, i32)
             most = most if self._window is None else most + self._window
             most = most + lang.parameter("distances", i32) if "bias" in masks else most
-            given = lang.workgroup_uniform(lang.minimum(masks["starts"][b], most))
-            self._start = given + self._start
+            start = lang.workgroup_uniform(lang.minimum(masks["starts"][b], most))
+            self._start = start + self._start
             self.end = self.until(lq)
         first = self.since(lang.const(0, u32))
         self.begin: Any = lang.minimum(first, self.end) if scoring.windowed else first

@@ -59,7 +59,7 @@ FEWER_QUERIES = 64  # take the smaller tile; so do masks of single keys and caps
 class MmaTile(Struct, frozen=True):
     """Queries of a group, keys of a tile, warps, stages of the rings.
 
-    `held`: queries stay in registers; else they are loaded again for every tile of keys.
+    `keeps_queries`: queries stay in registers; else they are loaded again for every tile of keys.
     `together`: groups that a multiprocessor has registers for. `parts`: 16-bit numbers that a
     weight is the sum of.
     """
@@ -68,7 +68,7 @@ class MmaTile(Struct, frozen=True):
     keys: int
     warps: int
     stages: int
-    held: bool = True
+    keeps_queries: bool = True
     together: int = 2
     parts: int = 1
 
@@ -96,8 +96,8 @@ class MmaTile(Struct, frozen=True):
 MMA_TILES: tuple[tuple[int, MmaTile, MmaTile], ...] = (
     (32, MmaTile(128, 64, 4, 2, together=3), MmaTile(64, 32, 4, 2)),
     (64, MmaTile(128, 64, 4, 2), MmaTile(64, 32, 4, 2)),
-    (128, MmaTile(128, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
-    (256, MmaTile(64, 32, 4, 2, held=False), MmaTile(64, 32, 4, 2, held=False)),
+    (128, MmaTile(128, 32, 4, 2, keeps_queries=False), MmaTile(64, 32, 4, 2, keeps_queries=False)),
+    (256, MmaTile(64, 32, 4, 2, keeps_queries=False), MmaTile(64, 32, 4, 2, keeps_queries=False)),
 )
 LEAST_TILE = MmaTile(32, 16, 2, 2)
 
@@ -116,8 +116,8 @@ class _Sixteen:
         self.weights = [lang.ptx.Fragment(dtype, (M, M)) for _ in range(tile.parts)]
         self.base = lang.vars(f32, 2, init=begins[0])  # what weights are relative to
         self.total = lang.ptx.Fragment(f32, (M, N))  # each column of it
-        for held in self.out:
-            held.fill(0.0)
+        for fragment in self.out:
+            fragment.fill(0.0)
         for register in range(4):
             self.total[register] = begins[1]
         lane = lang.local_id() % WARP
@@ -126,22 +126,22 @@ class _Sixteen:
 
     def change(self, key0: Any, new: Callable[[Any, Any, Any], Any]) -> None:
         """Replace every score by `new(score, query, key)`."""
-        for j, held in enumerate(self.scores):
+        for j, fragment in enumerate(self.scores):
             for register in range(4):
                 key = key0 + (self.column + (j * N + register % 2))
-                held[register] = new(held[register], self.queries[register // 2], key)
+                fragment[register] = new(fragment[register], self.queries[register // 2], key)
 
     def soften(self, factor: Any, fold: bool) -> None:
         """Look for new maxima; rescale what was summed where one grew too much."""
         grown, shrinks = grow(
-            lambda h: (held[2 * h + e] for held in self.scores for e in range(2)),
+            lambda h: (fragment[2 * h + e] for fragment in self.scores for e in range(2)),
             self.base, factor, fold,
         )  # fmt: skip
         with lang.if_(grown[0] | grown[1]):
             for h in range(2):
-                for held in (*self.out, self.total):
+                for fragment in (*self.out, self.total):
                     for register in (2 * h, 2 * h + 1):
-                        held[register] = held[register] * shrinks[h]
+                        fragment[register] = fragment[register] * shrinks[h]
 
     def _exponent(self, score: Operand, h: int, factor: Operand, fold: bool) -> Any:
         if fold:
@@ -151,22 +151,22 @@ class _Sixteen:
     def weigh(self, sixteen: int, factor: Any, fold: bool) -> None:
         """Weights of 16 keys, as the first factor of a product."""
         for j in range(2):
-            held = self.scores[2 * sixteen + j]
+            fragment = self.scores[2 * sixteen + j]
             for h in range(2):
                 low, high = (
-                    lang.exp2_native(self._exponent(held[2 * h + e], h, factor, fold))
+                    lang.exp2_native(self._exponent(fragment[2 * h + e], h, factor, fold))
                     for e in range(2)
                 )
                 put(self.weights, 2 * j + h, [low, high])
 
-    def finish(self, y: Any, place: Operand, pitch: Operand, lq: Operand, dim: int) -> None:
+    def finish(self, y: Any, start: Operand, pitch: Operand, lq: Operand, dim: int) -> None:
         """Divide and store; of a fragment a thread has two neighbours in two rows."""
         for h in range(2):
             total = self.total[2 * h]
             factor = share_of(total)
             with lang.if_(self.queries[h] < lq):
-                row = place + self.queries[h] * pitch + self.column
-                pairs = ([held[2 * h + e] * factor for e in range(2)] for held in self.out)
+                row = start + self.queries[h] * pitch + self.column
+                pairs = ([fragment[2 * h + e] * factor for e in range(2)] for fragment in self.out)
                 store_row(y, row, self.column, dim, pairs)
 
 
@@ -268,10 +268,10 @@ class _Attend:
         self.of_q = asked.chunk(mine + low * 8 + lane % 8, high)
         self.of_k = keys.chunk(high * 8 + lane % 8, low)
         self.of_v = values.chunk(low * 8 + lane % 8, high)
-        self.held = tile.held
+        self.keeps_queries = tile.keeps_queries
         self.queries = [
             [lang.ptx.Fragment(asked.dtype, (M, M)) for _ in rows]
-            for _ in range(depth if self.held else 1)
+            for _ in range(depth if self.keeps_queries else 1)
         ]
         self.factors = [
             [lang.ptx.Fragment(keys.dtype, (M, N)) for _ in range(2)] for _ in range(tile.keys // M)
@@ -284,25 +284,27 @@ class _Attend:
         ]
 
     def hold(self) -> None:
-        if self.held:
+        if self.keeps_queries:
             for i in range(self.depth):
                 self._load_queries(i)
 
     def _load_queries(self, i: int) -> None:
-        for m, held in enumerate(self.queries[i if self.held else 0]):
-            lang.ptx.ldmatrix(self.asked, _at(self.asked, self.of_q, m, i), held)
+        for m, fragment in enumerate(self.queries[i if self.keeps_queries else 0]):
+            lang.ptx.ldmatrix(self.asked, _at(self.asked, self.of_q, m, i), fragment)
 
     def score(self, stage: Any) -> None:
         for row in self.rows:
-            for held in row.scores:
-                held.fill(0.0)
+            for fragment in row.scores:
+                fragment.fill(0.0)
         first = self.of_k + self.keys.at_stage(stage)
         for i in range(self.depth):
-            if not self.held:
+            if not self.keeps_queries:
                 self._load_queries(i)
             for n, pair in enumerate(self.factors):
                 lang.ptx.ldmatrix(self.keys, _at(self.keys, first, n, i), *pair)
-                for row, left in zip(self.rows, self.queries[i if self.held else 0], strict=True):
+                for row, left in zip(
+                    self.rows, self.queries[i if self.keeps_queries else 0], strict=True
+                ):
                     for e in range(2):
                         lang.ptx.mma_sync(row.scores[2 * n + e], left, pair[e])
 

@@ -262,7 +262,7 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
     b, h, shared = Along("b"), Along("h"), Along("h", share)
     q = None if "offsets" in form.attrs.masks else Along("q")  # queries see keys of their own text
     rows: Dims = (h, None, None, None) if "blocks" in form.attrs.masks else (b, h, None, None)
-    made: list[Dims] = [(b, shared, q, None), rows, rows]
+    dims: list[Dims] = [(b, shared, q, None), rows, rows]
     of_name: dict[str, Dims] = {
         "mask": (b, shared, q),  # it broadcasts
         "sinks": (shared,), "bias": (shared,), "scales": rows, "offsets": (None,),
@@ -270,8 +270,8 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
     for name, spec in zip(form.attrs.masks, form.inputs[3:], strict=True):
         own = of_name.get(name, (b,))
         kept = (a if n > 1 else None for a, n in zip(own, spec.shape, strict=False))
-        made.append((*kept, *(None for _ in spec.shape[len(own) :])))
-    return Axes(tuple(made), ((b, q, shared, None),), told="q")
+        dims.append((*kept, *(None for _ in spec.shape[len(own) :])))
+    return Axes(tuple(dims), ((b, q, shared, None),), told="q")
 
 
 def flops_of(form: Form[AttentionAttrs]) -> int:

@@ -158,14 +158,14 @@ class Work:
         """Whether a key counts for any query, of those before `end`; None: of the part."""
         return self._sight.counts(key, self.end if end is None else end)
 
-    def place(self, row: Any) -> tuple[Any, Any]:
+    def head_and_query(self, row: Any) -> tuple[Any, Any]:
         """Head and position of a row; those past the last are the last again."""
         at = lang.minimum(self._first + row, self._queries - 1)
         return self.kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
 
     def query(self, row: Any) -> Any:
         """Where a row of q begins."""
-        p, (head, i) = self._p, self.place(row)
+        p, (head, i) = self._p, self.head_and_query(row)
         return self.b * p["qb"] + head * p["qh"] + i * p["ql"]
 
     def has(self, row: Any) -> Any:
@@ -178,7 +178,7 @@ class Work:
 
     def result(self, row: Any) -> Any:
         """Where a row of y begins."""
-        p, (head, i) = parameters("yb yh yl"), self.place(row)
+        p, (head, i) = parameters("yb yh yl"), self.head_and_query(row)
         return self.b * p["yb"] + head * p["yh"] + i * p["yl"]
 
     def seen(self, row: Any, key: Any, counted: Any, score: Any) -> tuple[Any, Any]:
@@ -188,7 +188,7 @@ class Work:
             counted: whether the key counts for any.
             score: the product times its factor, as a logarithm to base 2.
         """
-        head, i = self.place(row)
+        head, i = self.head_and_query(row)
         score = bounded(score, self._scoring, LOG2E)
         return self._sight.seen(score, counted, head, i, key, LOG2E)
 
@@ -250,13 +250,13 @@ def _combine(
         places = [Place(query, lang.minimum(at, used - 1)) for at in ahead]
         tops = [partial[place.stats] for place in places]
         wholes = [partial[place.stats + 1] for place in places]
-        found = [partial.load(place.sums + lane * CHUNK) for place in places]
+        loaded = [partial.load(place.sums + lane * CHUNK) for place in places]
         highest = reduce(lang.fmax, tops, high + 0.0)  # one that is not there is the last again
         weights = [lang.exp2(x - highest) for x in (high, *tops)]
         total *= weights[0]
         for into in mine:
             into *= weights[0]
-        for inside, weight, whole, values in zip(there, weights[1:], wholes, found, strict=True):
+        for inside, weight, whole, values in zip(there, weights[1:], wholes, loaded, strict=True):
             total.set(lang.fma(weight, lang.select(inside, whole, 0.0), total))
             for into, value in zip(mine, values, strict=True):
                 into.set(lang.fma(weight, lang.select(inside, value, 0.0), into))
@@ -276,7 +276,7 @@ def _combine(
     for n, weight in enumerate(weights):
         whole = lang.fma(weight, stats[n + lay.teams], whole)
     factor = share_of(whole)
-    place, per = b * p["yb"] + i * p["yl"] + head * p["yh"], y.dtype.per_word
+    start, per = b * p["yb"] + i * p["yl"] + head * p["yh"], y.dtype.per_word
     for word in lang.range(me, (p["dim"] + (per - 1)) // per, lay.threads):
         values = []
         for e in range(per):
@@ -284,7 +284,7 @@ def _combine(
             for n, weight in enumerate(weights):
                 value = lang.fma(weight, sums[word * per + (n * width + e)], value)
             values.append(value * factor)
-        y.store(place + word * per, values)
+        y.store(start + word * per, values)
 
 
 combine: Kernel = Kernel(

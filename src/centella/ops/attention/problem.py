@@ -118,7 +118,7 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
     (q, k, _, *more), y = form.inputs, form.outputs[0]
     (batch, heads, lq, dim), (kv_heads, lk) = q.shape, extents(form)
     part, attrs = form.part("q", lq), form.attrs
-    found: Scalars = {
+    scalars: Scalars = {
         "scale": attrs.scale / (attrs.softcap or 1.0), "batch": batch, "heads": heads,
         "kv_heads": kv_heads, "share": heads // kv_heads, "lq": lq, "lk": lk, "dim": dim,
         "start": part.first + (0 if "starts" in attrs.masks else lk - part.whole),
@@ -126,24 +126,24 @@ def scalars_of(form: Form[AttentionAttrs]) -> Scalars:
     }  # fmt: skip
     pools = "blocks" in attrs.masks
     for name, spec in zip("qkv", form.inputs, strict=False):
-        found.update(steps_of(name, spec, "htl" if pools and name != "q" else "bhl"))
+        scalars.update(steps_of(name, spec, "htl" if pools and name != "q" else "bhl"))
     for name, spec in zip(attrs.masks, more, strict=True):
         if name == "blocks":
-            found |= {"tb": spec.strides[0], "pool": k.shape[1]}
+            scalars |= {"tb": spec.strides[0], "pool": k.shape[1]}
         if name == "scales":
-            found |= steps_of("s", spec, ("ht" if pools else "bh") + "le")
+            scalars |= steps_of("s", spec, ("ht" if pools else "bh") + "le")
         if name == "offsets":
             texts = spec.shape[0] - 1
-            found |= {"texts": texts, "rounds": (texts + 1).bit_length()}
+            scalars |= {"texts": texts, "rounds": (texts + 1).bit_length()}
         if name == "key_mask":
-            found["mb"] = spec.strides[0]
+            scalars["mb"] = spec.strides[0]
         if name == "bias":
             row = spec.strides[0] if spec.shape[0] > 1 else 0
-            found |= {"distances": spec.shape[1], "bias_row": row}
+            scalars |= {"distances": spec.shape[1], "bias_row": row}
         if name == "mask":
             repeated = (0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
-            found.update(zip(("ab", "ah", "al", "ak"), repeated, strict=True))
-    return found | steps_of("y", y, "blh")
+            scalars.update(zip(("ab", "ah", "al", "ak"), repeated, strict=True))
+    return scalars | steps_of("y", y, "blh")
 
 
 def steps_of(name: str, spec: Spec, axes: str = "bhl") -> dict[str, int]:
@@ -165,8 +165,8 @@ def launch(
     by_mode = (reads, writes, changes)
     refs = tuple(ref for named in by_mode for ref in named.values())
     params = signature(*(dict.fromkeys(named, 1) for named in by_mode))
-    given = tuple({**scalars_of(form), **scalars}.items())
-    return Call(kernel, refs, given, constants, groups, workgroup=threads, signature=params)
+    named = tuple({**scalars_of(form), **scalars}.items())
+    return Call(kernel, refs, named, constants, groups, workgroup=threads, signature=params)
 
 
 def launch_by_head(

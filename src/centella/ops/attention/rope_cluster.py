@@ -123,7 +123,7 @@ class StepRows:
         heads, height = lang.parameter("heads", u32), lang.parameter("height", u32)
         kv_heads = lang.parameter("kv_heads", u32)
         asks, own = row < self._rows, row >= self._rows + self._tokens  # a query; a value
-        head, token = work.place(lang.minimum(row, self._rows - 1))
+        head, token = work.head_and_query(lang.minimum(row, self._rows - 1))
         brought = row - self._rows - lang.select(own, self._tokens, 0)
         token = lang.select(asks, token, brought)
         other = heads + work.kv_head + lang.select(own, kv_heads, 0)

@@ -41,9 +41,9 @@ class _Rows(Struct, frozen=True, eq=False):
     memory: Shared
     dtype: DType = f32
 
-    def load(self, place: Operand) -> list[Expr]:
+    def load(self, start: Operand) -> list[Expr]:
         """Four elements."""
-        return self.memory.load(place)
+        return self.memory.load(start)
 
 
 class _Step:
@@ -74,7 +74,7 @@ class _Step:
     def _start(self, row: Operand) -> Any:
         """Where a row begins in x: a query's, or after them the key's."""
         rows = self._my.lay.rows
-        head, _ = self._work.place(lang.minimum(row, rows - 1))
+        head, _ = self._work.head_and_query(lang.minimum(row, rows - 1))
         key = lang.parameter("heads", u32) + self._work.kv_head
         return offset_of([self._work.b, lang.select(row < rows, head, key), 0], "x")
 
@@ -83,8 +83,8 @@ class _Step:
         total, first = lang.const(0.0, f32), row * self._chunks
         whole = self._chunks % 4 == 0
         for n in range(0, self._chunks, 4 if whole else 1):
-            found = self._squares.load(first + n) if whole else [self._squares[first + n]]
-            for value in found:
+            squares = self._squares.load(first + n) if whole else [self._squares[first + n]]
+            for value in squares:
                 total = total + value
         mean = total / lang.cast(lang.parameter("dim", u32), f32)
         return 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
@@ -136,9 +136,9 @@ class _Step:
         """A thread's elements of each query, times the factor of scores."""
         lay, memory = self._my.lay, _Rows(self._my.scratch)
         places = (lang.const(row * lay.dim, u32) for row in range(lay.rows))
-        found = [[x * scale for x in self._my.load(memory, at, True, None)] for at in places]
+        queries = [[x * scale for x in self._my.load(memory, at, True, None)] for at in places]
         lang.barrier()
-        return found
+        return queries
 
     def take(self, query: list[list[Any]], position: Operand) -> None:
         """Take the step's key: the first of the first team."""

@@ -152,7 +152,7 @@ class Rows:
                 self.out[register] = self.out[register] * shrinks[register // 2 % 2]
 
     def finish(
-        self, y: Any, place: Operand, pitch: Operand, lq: Operand, dim: int,
+        self, y: Any, start: Operand, pitch: Operand, lq: Operand, dim: int,
         scale_of: Callable[[int], Any] | None = None,
     ) -> None:  # fmt: skip
         """Divide and store; `scale_of`: what columns from one on are multiplied by."""
@@ -162,7 +162,7 @@ class Rows:
                 total = total + lang.shuffle_xor(total, mask)
             factor = share_of(total)
             with lang.if_(self._queries[h] < lq):
-                row = place + self._queries[h] * pitch + self._column
+                row = start + self._queries[h] * pitch + self._column
                 store_row(y, row, self._column, dim, self._results(h, factor, dim, scale_of))
 
     def _results(self, h: int, factor: Operand, dim: int, scale_of: Any) -> Iterable[list[Expr]]:

@@ -65,12 +65,12 @@ kernel: Kernel = Kernel(_scale_values, workgroup=THREADS, name="attention_values
 def values_first(form: Form[AttentionAttrs]) -> Lowered:
     """The launch that scales values, and what it writes: them and their scales."""
     batch, kv_heads, lk, dim = form.inputs[2].shape
-    slabs, place = dim // SLAB, len(form.inputs) + 1
+    slabs, first = dim // SLAB, len(form.inputs) + 1
     groups = batch * kv_heads * slabs
     kept, scales = make_spec((batch, kv_heads, lk, dim), f16, 16), Spec((groups,), f32, (1,))
     call = launch(
         kernel, form, groups, (), operands(form, "v", "lengths", "starts"),
-        {"kept": Ref(place, flat(kept)), "scales": Ref(place + 1, scales)},
+        {"kept": Ref(first, flat(kept)), "scales": Ref(first + 1, scales)},
         scalars={**steps_of("f", kept), "slabs": slabs},
     )  # fmt: skip
     return Lowered((call,), (kept, scales))

@@ -16,8 +16,8 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
-from centella.lang.memory import Argument
-from centella.lang.values import Expr, Operand
+from centella.lang.memory import Argument, Shared
+from centella.lang.values import Expr, Operand, Var
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.attention.lines import load_piece, piece_of
@@ -96,14 +96,16 @@ class Thread:
     """
 
     def __init__(self, lay: Layout) -> None:
-        self.lay, self.me = lay, lang.local_id()
-        self.team = lang.minimum(self.me // lay.lanes, lay.teams - 1)
-        self.lane = self.me % lay.lanes
-        self.out = lang.vars(f32, lay.rows, EACH, init=0.0)
-        self.top, self.total = lang.var(LOWEST), lang.var(0.0)
-        self.scratch = lang.shared(f32, lay.scratch)
-        self.weights = lang.shared(f32, lay.teams * lay.scores)
-        self.shrinks = lang.shared(f32, lay.teams * lay.rows)
+        self.lay: Layout = lay
+        self.me: Expr = lang.local_id()
+        self.team: Expr = lang.minimum(self.me // lay.lanes, lay.teams - 1)
+        self.lane: Expr = self.me % lay.lanes
+        self.out: Any = lang.vars(f32, lay.rows, EACH, init=0.0)
+        self.top: Var = lang.var(LOWEST)
+        self.total: Var = lang.var(0.0)
+        self.scratch: Shared = lang.shared(f32, lay.scratch)
+        self.weights: Shared = lang.shared(f32, lay.teams * lay.scores)
+        self.shrinks: Shared = lang.shared(f32, lay.teams * lay.rows)
 
     @property
     def works(self) -> Expr:
@@ -117,11 +119,11 @@ class Thread:
 
     def queries(self, work: Work, scale: Any, q: Any) -> list[list[Any]]:
         """A thread's elements of each query, times the factor of scores."""
-        found = []
+        queries = []
         for row in range(self.lay.rows):
-            place = work.query(lang.const(row, u32))
-            found.append([x * scale for x in self.load(q, place, True, None)])
-        return found
+            start = work.query(lang.const(row, u32))
+            queries.append([x * scale for x in self.load(q, start, True, None)])
+        return queries
 
     def read(self, work: Work, query: list[list[Any]], k: Any, v: Any) -> None:
         """Take the keys of the group's part."""
@@ -161,13 +163,13 @@ class Thread:
         lang.barrier()
         self._accumulate(values)
 
-    def load(self, source: Any, place: Operand, clean: bool, scale: Any) -> list[Expr]:
+    def load(self, source: Any, start: Operand, clean: bool, scale: Any) -> list[Expr]:
         """A thread's elements of a row; where `clean`, zeros for those past the head."""
         lay, loaded = self.lay, list[Any]()
         last = (lay.dim - 1) // lay.width * lay.width
         for i in range(EACH // lay.width):
             first = lay.element(self.lane, i)
-            at = place + (lang.minimum(first, last) if lay.ragged(i) else first)
+            at = start + (lang.minimum(first, last) if lay.ragged(i) else first)
             piece = load_piece(source, at, lay.width, scale)
             if clean and lay.ragged(i):
                 piece = [lang.select(first + e < lay.dim, x, 0.0) for e, x in enumerate(piece)]
@@ -188,21 +190,21 @@ class Thread:
         lay, scores, memory = self.lay, list[Any](), self.scratch
         for lane in range(lay.lanes):
             at = self.me * lay.keys + lane * lay.pitch
-            found = memory.load(at) if lay.keys == 4 else [memory[at + j] for j in range(lay.keys)]
-            scores = [a + b for a, b in zip(scores, found, strict=True)] if lane else found
+            parts = memory.load(at) if lay.keys == 4 else [memory[at + j] for j in range(lay.keys)]
+            scores = [a + b for a, b in zip(scores, parts, strict=True)] if lane else parts
         return scores
 
-    def _soften(self, found: list[tuple[Expr, Expr]]) -> None:
+    def _soften(self, seen_scores: list[tuple[Expr, Expr]]) -> None:
         """A leader's step of the running softmax: weights of the new keys, what shrinks the old.
 
         Args:
-            found: scores, and whether each counts.
+            seen_scores: scores, and whether each counts.
         """
-        scores = [lang.select(seen, score, LOWEST) for score, seen in found]
+        scores = [lang.select(seen, score, LOWEST) for score, seen in seen_scores]
         high = lang.fmax(self.top, reduce(lang.fmax, scores))
         shrink = lang.exp2(self.top - high)
         total = self.total * shrink
-        for j, ((_, seen), score) in enumerate(zip(found, scores, strict=True)):
+        for j, ((_, seen), score) in enumerate(zip(seen_scores, scores, strict=True)):
             weight = lang.select(seen, lang.exp2(score - high), 0.0)
             self.weights[self.me * self.lay.keys + j] = weight
             total = total + weight
@@ -245,7 +247,7 @@ class Thread:
                 whole += self.weights[(lay.teams + team) * lay.rows + row]
         return highest, whole
 
-    def _add_up(self, row: int, partial: Any, place: Operand, wanted: Operand) -> None:
+    def _add_up(self, row: int, partial: Any, start: Operand, wanted: Operand) -> None:
         """Write the sums of a query over all teams, in order, where it is `wanted`."""
         lay = self.lay
         with lang.if_(self.works):
@@ -265,7 +267,7 @@ class Thread:
                 value = lang.var(0.0)
                 for team in lang.range(lang.const(0, u32), lay.teams):
                     value += self.scratch[team * lay.whole + d]
-                partial[place + d] = value
+                partial[start + d] = value
 
     def finish(self, work: Work, partial: Any) -> None:
         """Leave the part's results."""
@@ -277,8 +279,8 @@ class Thread:
         for row in range(self.lay.rows):
             if row:
                 lang.barrier()
-            place = lang.const(row, u32)
-            self._add_up(row, partial, work.results(place).sums, work.has(place))
+            query = lang.const(row, u32)
+            self._add_up(row, partial, work.results(query).sums, work.has(query))
 
 
 def _dot(query: list[Any], key: list[Any]) -> Any:

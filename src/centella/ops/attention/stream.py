@@ -37,7 +37,7 @@ THREADS = 64
 
 
 def _rows(
-    source: Any, place: Any, key: Any, stride: Any, scale_of: Any, valid: Any, tile: Any,
+    source: Any, origin: Any, key: Any, stride: Any, scale_of: Any, valid: Any, tile: Any,
     keys: int, words: int, first: int | Any, dim: int, vector: bool,
 ) -> None:  # fmt: skip
     """Copy `keys` rows of `words` elements, from element `first`, into a shared tile.
@@ -52,7 +52,7 @@ def _rows(
         counts = valid(key + row)
         at = first + element
         there = lang.select(counts, key + row, key)
-        start, scale = place + there * stride, scale_of(there)
+        start, scale = origin + there * stride, scale_of(there)
         if vector:
             safe = at if dim % words == 0 else lang.minimum(at, (dim - 1) // width * width)
             loaded = load_piece(source, start + safe, width, scale)
@@ -84,8 +84,8 @@ def _attention(
     mine = [first + lang.local_id() + i * THREADS for i in range(queries)]
     unit = 1.0 if "mask" in masks else LOG2E  # scores are to base 2 but for a mask
     scale = product_scale(scoring, unit)
-    place, last = at.row(b * p["qb"] + head * p["qh"], p["ql"]), at.last(at.lq)
-    starts = (place + lang.minimum(row, last) * p["ql"] for row in mine)
+    first_row, last = at.row(b * p["qb"] + head * p["qh"], p["ql"]), at.last(at.lq)
+    starts = (first_row + lang.minimum(row, last) * p["ql"] for row in mine)
     query = [_query(q, start, dim, vector, scale) for start in starts]
     begins = sink_of(masks, head, unit)
     top, total = (lang.vars(f32, queries, init=value) for value in begins)
@@ -106,12 +106,12 @@ def _attention(
     for i, row in enumerate(mine):
         with lang.if_(row < at.lq):
             factor = share_of(total[i])
-            place = at.row(b * p["yb"] + head * p["yh"], p["yl"]) + row * p["yl"]
-            _store(y, place, piece * part, [v * factor for v in out[i]], dim, vector_y)
+            start = at.row(b * p["yb"] + head * p["yh"], p["yl"]) + row * p["yl"]
+            _store(y, start, piece * part, [v * factor for v in out[i]], dim, vector_y)
 
 
 def _store(
-    y: Argument, place: Operand, first: Operand, values: list[Expr], dim: int, vector: bool
+    y: Argument, start: Operand, first: Operand, values: list[Expr], dim: int, vector: bool
 ) -> None:
     """A query's results from element `first` of the head; nothing past the head's last word."""
     width, part = y.dtype.per_chunk if vector else y.dtype.per_word, len(values)
@@ -120,10 +120,10 @@ def _store(
         if dim <= part and d >= dim:
             return
         if dim % part == 0 or dim <= part:
-            y.store(place + first + d, lanes)
+            y.store(start + first + d, lanes)
         else:
             with lang.if_(first + d < dim):
-                y.store(place + first + d, lanes)
+                y.store(start + first + d, lanes)
 
 
 def _query(q: Argument, start: Operand, dim: int, vector: bool, scale: Operand) -> list[Expr]:
@@ -146,14 +146,14 @@ def _some_keys(
     scores = [list(of_query) for of_query in zip(*of_keys, strict=True)]
     weights: list[list[Expr]] = []
     for i, row in enumerate(mine):
-        found = []
+        seen = []
         for j, score in enumerate(scores[i]):
             key = key0 + j0 + j
             score = bounded(score, scoring, unit)
             score, shown = sight.seen(score, sight.counts(key), head, row, key, unit)
-            found.append(lang.select(shown, score, HIDDEN))
-        high = lang.fmax(top[i], fold(found, lang.fmax))
-        shrink, *weight = (power((s - high) * (LOG2E / unit), native) for s in (top[i], *found))
+            seen.append(lang.select(shown, score, HIDDEN))
+        high = lang.fmax(top[i], fold(seen, lang.fmax))
+        shrink, *weight = (power((s - high) * (LOG2E / unit), native) for s in (top[i], *seen))
         total[i].set(total[i] * shrink + fold(weight, operator.add))
         top[i].set(high)
         weights.append([*weight, shrink])

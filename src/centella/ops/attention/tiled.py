@@ -168,17 +168,17 @@ class _Thread:
 
     def _of_queries(self, array: Any, chunk: Operand) -> list[Expr]:
         """A word for each query of the thread's, of words for all that begin at a chunk."""
-        found: list[Expr] = []
+        values: list[Expr] = []
         for g in range(self.tile.tq // 4):
-            found += array.load_chunk(chunk + self.down + g * (self._spacing // 4))
-        return found
+            values += array.load_chunk(chunk + self.down + g * (self._spacing // 4))
+        return values
 
     def _leave(self, row: Operand, values: list[Expr]) -> None:
         """Store a word for each query of the thread's in a row of the weights."""
         at = row * (self.tile.pitch // 4) + self.down
         for g in range(self.tile.tq // 4):
-            place = at + g * (self._spacing // 4)
-            self.weights.store_chunk(place, values[4 * g : 4 * g + 4])
+            chunk = at + g * (self._spacing // 4)
+            self.weights.store_chunk(chunk, values[4 * g : 4 * g + 4])
 
     def score(self, scores: Any, slab: Any, stage: Operand) -> None:
         """Add the products of a slab's elements."""
@@ -241,7 +241,7 @@ class _Thread:
                     self.sums[r][c].set(lang.fma(w, x, self.sums[r][c]))
 
     def finish(
-        self, y: Argument, place: Operand, first: Operand, lq: Operand, pitch: Operand, dim: int,
+        self, y: Argument, start: Operand, first: Operand, lq: Operand, pitch: Operand, dim: int,
         vector: bool,
     ) -> None:  # fmt: skip
         """Divide by the totals and store; zeros for a query without keys."""
@@ -261,7 +261,7 @@ class _Thread:
                     row = first + self.query(i)
                     with lang.if_(row < lq):
                         out = [x * factors[i] for x in self.sums[i][4 * g : 4 * g + 4]]
-                        at = place + row * pitch + column
+                        at = start + row * pitch + column
                         if vector and y.dtype.per_chunk == 4:
                             y.store(at, out)
                         else:

@@ -105,9 +105,9 @@ class _Shared:
         self.keys = lang.ptx.SharedTile(k.dtype, ring)
         self.values = lang.ptx.SharedTile(v.dtype, ring)
         self.maps = [
-            lang.ptx.TensorMap(source, held, (p["dim"], p[length], p[heads], p["batch"]),
+            lang.ptx.TensorMap(source, ring, (p["dim"], p[length], p[heads], p["batch"]),
                           (p[f"{name}l"], p[f"{name}h"], p[f"{name}b"]))
-            for name, source, held, length, heads in (
+            for name, source, ring, length, heads in (
                 ("q", q, self.asked, "lq", "heads"),
                 ("k", k, self.keys, "lk", "kv_heads"),
                 ("v", v, self.values, "lk", "kv_heads"),
@@ -163,8 +163,8 @@ def _attention_wgmma(
         consumer.attend(last, least, dirty)
         first_slab = (b * p["kv_heads"] + head // p["share"]) * (dim // SLAB)
         scale_of = None if scales is None else lambda j: scales[first_slab + j // SLAB]
-        place = at.row(b * p["yb"] + head * p["yh"], p["yl"])
-        consumer.rows.finish(y, place, p["yl"], at.lq, dim, scale_of)
+        start = at.row(b * p["yb"] + head * p["yh"], p["yl"])
+        consumer.rows.finish(y, start, p["yl"], at.lq, dim, scale_of)
 
 
 def _produce(

@@ -71,14 +71,14 @@ class ChainAttrs(Struct, frozen=True):
     variant: str | None = None
 
     @property
-    def given(self) -> bool:
+    def has_residual(self) -> bool:
         """Whether there is a residual among the operands, after x."""
         return any(link.residual == GIVEN for link in self.links)
 
 
 def parted(operands: Sequence[T], attrs: ChainAttrs) -> Iterator[tuple[Link, int, Sequence[T]]]:
     """Each link, with the number of its first operand and these."""
-    first = 1 + attrs.given
+    first = 1 + attrs.has_residual
     for link in attrs.links:
         yield link, first, operands[first : first + link.operands]
         first += link.operands
@@ -98,7 +98,7 @@ def shapes(specs: Sequence[Spec], attrs: ChainAttrs) -> list[tuple[Shape, DType]
     """
     x = specs[0]
     all_of: list[tuple[Shape, DType]] = []
-    count = 1 + attrs.given + sum(link.operands for link in attrs.links)
+    count = 1 + attrs.has_residual + sum(link.operands for link in attrs.links)
     if len(specs) != count or not attrs.links:
         raise ShapeError(f"linear_chain: expected {count} operands and a link, got {len(specs)}")
     if any(not s.dtype.is_float for s in specs):
@@ -173,9 +173,9 @@ def reference(x: Array, *more: Array, **named: Any) -> Any:
 def axes_of(form: Form[ChainAttrs]) -> Axes:
     """Rows of x. A link reads all outputs of the one before, so nothing else is divided."""
     rows = LETTERS[: len(form.inputs[0].shape) - 1] + WHOLE
-    own = len(form.inputs) - 1 - form.attrs.given
+    own = len(form.inputs) - 1 - form.attrs.has_residual
     weights = [WHOLE * len(spec.shape) for spec in form.inputs[len(form.inputs) - own :]]
-    return axes([rows] * (1 + form.attrs.given) + weights, [rows] * len(form.outputs))
+    return axes([rows] * (1 + form.attrs.has_residual) + weights, [rows] * len(form.outputs))
 
 
 def preferred(form: Form[ChainAttrs], caps: Caps) -> bool:

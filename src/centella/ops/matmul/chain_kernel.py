@@ -348,7 +348,7 @@ def _one_launch(form: Form[ChainAttrs], tile: ChainTile, caps: Caps) -> Lowered:
     attrs, count = form.attrs, len(form.inputs)
     every, kept = shapes(form.inputs, attrs), results(attrs)
     reads: dict[str, Ref] = {"x": Ref(0, flat(form.inputs[0]))}
-    if attrs.given:
+    if attrs.has_residual:
         reads["residual"] = Ref(1, flat(form.inputs[1]))
     scalars: list[tuple[str, int | float]] = []
     writes: dict[str, Ref] = {}

@@ -218,8 +218,8 @@ def _finish(
                     row = row0 + (line[j].place(pair)[0] + i * M)
                     with lang.if_(row < p["m"]):
                         out = finish([line[j][pair], line[j][pair + 1]], row)
-                        place = batch * p["sy"] + row * p["ldy"] + column
-                        store_words(y, place, out, column, p["n"])
+                        start = batch * p["sy"] + row * p["ldy"] + column
+                        store_words(y, start, out, column, p["n"])
 
 
 def takes(dtypes: tuple[DType, DType]) -> bool:

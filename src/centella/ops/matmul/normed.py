@@ -93,18 +93,18 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
 def reference(x: Any, weight: Any, *more: Any, **named: Any) -> Any:
     """The NumPy formula."""
     attrs = NormedAttrs(**named)
-    given = dict(zip(attrs.extras, more, strict=True))
-    if "norm" in given:
+    vectors = dict(zip(attrs.extras, more, strict=True))
+    if "norm" in vectors:
         x = x - np.mean(x, axis=-1, keepdims=True) if attrs.kind == "layer" else x
         mean = np.mean(x * x, axis=-1, keepdims=True)
-        x = x / np.sqrt(mean + x.dtype.type(attrs.eps)) * given["norm"] + given.get("shift", 0)
+        x = x / np.sqrt(mean + x.dtype.type(attrs.eps)) * vectors["norm"] + vectors.get("shift", 0)
     y = np.matmul(x, weight.astype(x.dtype, copy=False).T) * x.dtype.type(attrs.alpha)
     if attrs.gate:
         n = len(weight) // 2
         return ACTIVATIONS[attrs.gate](NUMPY, y[..., :n]) * y[..., n:]
-    y = y + given["bias"] if "bias" in given else y
+    y = y + vectors["bias"] if "bias" in vectors else y
     y = ACTIVATIONS[attrs.activation](NUMPY, y) if attrs.activation else y
-    return y + given["residual"] if "residual" in given else y
+    return y + vectors["residual"] if "residual" in vectors else y
 
 
 def axes_of(form: Form[NormedAttrs]) -> Axes:

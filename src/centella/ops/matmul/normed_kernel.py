@@ -80,11 +80,11 @@ class _Layered(Rows, frozen=True):
         return values
 
 
-def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[Expr, Expr, Expr]]:
+def _moments(inputs: Rows, tile: Thin, shuffle: bool, kept: int) -> list[tuple[Expr, Expr, Expr]]:
     """Of each row of x its first element, mean of the rest's distance to it, and 1 / deviation.
 
     Args:
-        held: steps of a row that a thread keeps; 0: it reads them again.
+        kept: steps of a row that a thread keeps; 0: it reads them again.
     """
     k, width, threads = inputs.k, inputs.source.dtype.per_chunk, tile.threads
     group, slots = replace(tile, lanes=threads), threads
@@ -96,12 +96,12 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[E
         inside = lang.select(column < k, column, 0)
         return inputs.read(row, inside, width, True), column
 
-    steps = [(lang.local_id() + j * threads) * width for j in range(held)]
-    kept = [[read(row, column) for column in steps] for row in range(tile.m)]
+    steps = [(lang.local_id() + j * threads) * width for j in range(kept)]
+    in_registers = [[read(row, column) for column in steps] for row in range(tile.m)]
 
     def each(row: int) -> Iterator[tuple[list[Expr], Expr]]:
-        yield from kept[row]
-        if not held:
+        yield from in_registers[row]
+        if not kept:
             for column in lang.range(lang.local_id() * width, k, threads * width):
                 yield read(row, column)
 
@@ -133,7 +133,7 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, held: int) -> list[tuple[E
 
 
 def _normed(
-    *, tile: Thin, gate: str, activation: str, kind: str, held: int, depth: str, early: bool,
+    *, tile: Thin, gate: str, activation: str, kind: str, kept: int, depth: str, early: bool,
     shuffle: bool, together: int, vector_x: bool, vector_w: bool, vector_norm: bool, x: Argument,
     w: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
@@ -157,7 +157,7 @@ def _normed(
         for name in ("norm", "shift") if name in extra
     ]  # fmt: skip
     if kind == "layer":
-        moments = _moments(inputs, tile, shuffle, held)
+        moments = _moments(inputs, tile, shuffle, kept)
         inputs = _Layered(x, inputs.starts, vector_x, None, p["k"], vectors, moments)
     elif vectors:
         squares = lang.vars(f32, tile.m, init=0.0)
@@ -258,7 +258,7 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     outputs = tile.outputs // (2 if gate else 1)
     layered = form.attrs.kind == "layer"
     steps = -(-k // (x.dtype.per_chunk * tile.threads))
-    held = steps if layered and steps * x.dtype.per_chunk * tile.m <= HELD else 0
+    kept = steps if layered and steps * x.dtype.per_chunk * tile.m <= HELD else 0
     vectors = [extras[name] for name in ("norm", "shift") if name in extras]
     scalars: Scalars = (
         ("m", m), ("n", y.shape[1]), ("k", k), ("rowx", flat_x.strides[0]), ("ldw", w.strides[0]),
@@ -267,7 +267,7 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     )  # fmt: skip
     constants = (
         ("activation", form.attrs.activation), ("depth", depth_of(tile, k, width)),
-        ("early", caps.early_launch), ("gate", gate), ("held", held),
+        ("early", caps.early_launch), ("gate", gate), ("kept", kept),
         ("kind", form.attrs.kind),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),

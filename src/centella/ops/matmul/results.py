@@ -56,11 +56,11 @@ class Finish(Struct, frozen=True, eq=False):
     def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, list[Expr]]]:
         """Of eight columns from j on: fragment, how far down, and the two results there."""
         line = self.sums[0].place(0)[0]
-        for i, held in enumerate(self.sums):
+        for i, fragment in enumerate(self.sums):
             for pair in (j // 2, j // 2 + 2):
                 below = i * M + pair // 2 % 2 * 8
                 row = lang.minimum(self.row + line + below, self.p["m"] - 1)
-                yield i, below, finish([held[pair], held[pair + 1]], row)
+                yield i, below, finish([fragment[pair], fragment[pair + 1]], row)
 
 
 class Stored(Struct, frozen=True, eq=False):
@@ -81,8 +81,8 @@ class Stored(Struct, frozen=True, eq=False):
                         row = whole.row + (i * M + line.place(pair)[0])
                         with lang.if_(row < p["m"]):
                             out = finish([line[pair], line[pair + 1]], row)
-                            place = whole.batch * p["sy"] + row * p["ldy"] + column
-                            store_words(self.y, place, out, column, p["n"])
+                            start = whole.batch * p["sy"] + row * p["ldy"] + column
+                            store_words(self.y, start, out, column, p["n"])
 
     def close(self, leader: Any) -> None:
         """Nothing is under way."""

@@ -73,8 +73,8 @@ class _Operand:
         start, pitch, first, extent = self.window
         if self.along_k:
             row, k = index // (bk // width), index % (bk // width) * width
-            place = start + lang.minimum(first + row, extent - 1) * pitch
-            return row, k, place
+            at = start + lang.minimum(first + row, extent - 1) * pitch
+            return row, k, at
         k, row = index // (self.rows // width), index % (self.rows // width) * width
         last = (extent - 1) // width * width
         return row, k, (start + lang.minimum(first + row, last), pitch)
@@ -83,13 +83,13 @@ class _Operand:
         """This thread's pieces of the tile that starts at k0; zeros past the depth."""
         fetched: list[Any] = []
         end = lang.maximum(self.depth, 1) - 1  # of an empty product, the first element is read
-        for _, k, place in self.pieces:
+        for _, k, row in self.pieces:
             at = k0 + k
             if self.along_k:
                 last = end // self.width * self.width
-                where = place + (at if self.exact_k else lang.minimum(at, last))
+                where = row + (at if self.exact_k else lang.minimum(at, last))
             else:
-                base, pitch = place
+                base, pitch = row
                 where = base + (at if self.exact_k else lang.minimum(at, end)) * pitch
             values = self._load(where)
             if not self.exact_k:

@@ -3,7 +3,7 @@
 A group stays on its multiprocessor and takes tiles of C in turn. Its first warpgroup is the
 producer: one thread has tiles of A and B copied into a ring of `stages` in shared memory, as far
 ahead as there is room. The others are consumers, each with 64 rows of the tile of C as sums in
-its registers; they multiply what has arrived and give the stage back. Two barriers a stage tell
+its registers; they multiply what has arrived and release the stage. Two barriers a stage tell
 that it is full, and that all consumers have read it; nobody else waits for anybody.
 
 Copies write zeros past the edges of A and B, so tails of k, m and n are exact. Either operand may
@@ -85,7 +85,7 @@ class WgmmaTile(Struct, frozen=True):
 
     @property
     def staging(self) -> tuple[int, int, int]:
-        """Results in shared memory: a place for each consumer, rows, columns."""
+        """Results in shared memory: a part for each consumer, rows, columns."""
         return self.consumers, self.rows, self.staged
 
     @property
@@ -124,8 +124,8 @@ class _Operand:
     ) -> None:
         """Have the tile from a row and a k on copied to a stage, of the groups in the mask."""
         at = (k, row) if self.along_k else (row, k)
-        place = (*at, lang.minimum(batch, self.batches - 1))
-        lang.ptx.tma_load(self.map, place, stage, full, stage, mask)
+        corner = (*at, lang.minimum(batch, self.batches - 1))
+        lang.ptx.tma_load(self.map, corner, stage, full, stage, mask)
 
     def start(self, row: Any, k: int, stage: Any) -> Any:
         """Where a factor begins: a row, a k."""
@@ -177,7 +177,7 @@ class _Shared:
         lang.ptx.cluster_arrive()
         lang.ptx.cluster_wait()
 
-    def place(self, number: Any) -> tuple[Expr, Expr, Expr]:
+    def tile_at(self, number: Any) -> tuple[Expr, Expr, Expr]:
         """Batch, first row and first column of this group's tile."""
         tile = self.tile
         batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.bn)
@@ -196,7 +196,7 @@ class _Shared:
             every = (1 << tile.cluster) - 1
             self.right.load(column, step * tile.bk, batch, stage, self.full, every)
 
-    def give_back(self, stage: Any) -> None:
+    def release(self, stage: Any) -> None:
         """This thread's consumer has read a stage: whoever fills it, in any group, may."""
         self.empty.arrive(stage)
         for further in range(1, self.tile.cluster):
@@ -223,7 +223,7 @@ def _produce(shared: _Shared) -> None:
     tile = shared.tile
     ring = Ring(tile.stages)
     for number in lang.range(shared.first, shared.end, shared.every):
-        at = shared.place(number)
+        at = shared.tile_at(number)
         for step in lang.range(shared.steps):
             stage = ring.stage.get()
             shared.empty.wait(stage, ring.parity ^ 1)
@@ -250,7 +250,7 @@ def _consume(
     leader = lang.local_id() % WARPGROUP == 0
     width = tile.staged or tile.bn
     for number in lang.range(first, shared.end, every):
-        batch, row, column = shared.place(number)
+        batch, row, column = shared.tile_at(number)
         if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
             shared.order.wait(mine, turn)
             turn.set(turn ^ 1)
@@ -261,7 +261,7 @@ def _consume(
             ring.move(steps)
         lang.ptx.wgmma_wait(0)
         with lang.if_(leader):
-            shared.give_back(last)
+            shared.release(last)
         for first_column in range(0, tile.bn, width):
             columns = range(first_column, first_column + width, 8)
             at = (batch, row + down, column)
@@ -279,9 +279,9 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: A
         shared.full.wait(stage, ring.parity)
         lang.ptx.wgmma_fence()
         for k in range(0, shared.tile.bk, K):
-            for i, held in enumerate(sums):
+            for i, fragment in enumerate(sums):
                 lang.ptx.wgmma(
-                    held, left.ring, left.start(down + i * M, k, stage),
+                    fragment, left.ring, left.start(down + i * M, k, stage),
                     right.ring, right.start(0, k, stage),
                     a_along_k=left.along_k, b_along_k=right.along_k,
                     accumulate=step > 0 if k == 0 else True,
@@ -289,7 +289,7 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: A
         lang.ptx.wgmma_commit()
         lang.ptx.wgmma_wait(1)
         with lang.if_(leader & (step > 0)):
-            shared.give_back(before)
+            shared.release(before)
         before.set(stage)
         ring.advance()
     return before
