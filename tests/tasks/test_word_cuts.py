@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from centella.errors import WeightsError
 from centella.tasks import words
 from centella.tasks.text import Tokenizer
 from centella.tasks.word_cuts import PATTERNS, Cuts
@@ -181,6 +182,7 @@ def test_tokenizers_whose_words_may_depend_on_others(trained: dict[str, Any]) ->
     others = [
         changed(gpt2, pre_tokenizer=pre.ByteLevel(add_prefix_space=True)),
         changed(gpt2, pre_tokenizer=None),
+        changed(gpt2, pre_tokenizer=pre.ByteLevel(False, use_regex=False)),
         changed(
             gpt2,
             pre_tokenizer=pre.Sequence([two_words, pre.ByteLevel(False, use_regex=False)]),
@@ -210,3 +212,18 @@ def test_tokenizers_whose_words_may_depend_on_others(trained: dict[str, Any]) ->
         texts = ["x   y    z", "an ab cab  ab", "ab", "   ", "x ab"] * 2
         assert words.Words.of(native, [0], [1]) is not None
         assert Tokenizer(native).encode(texts) == by_the_library(native, texts)
+
+
+def test_a_text_that_the_library_refuses_is_no_end_to_others() -> None:
+    native = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({"[CLS]": 0, "a": 1, "b": 2}, unk_token="[UNK]")
+    )
+    native.normalizer = tokenizers.normalizers.BertNormalizer()
+    native.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    native.add_special_tokens(["[CLS]"])
+    tokenizer = Tokenizer(native)
+    assert tokenizer.encode(["a"]) == [[1]] and tokenizer._words is not None
+    for _ in range(2):
+        with pytest.raises(WeightsError, match=r"Missing \[UNK\] token"):
+            tokenizer.encode(["b z"])
+        assert tokenizer.encode(["a", "b a"]) == [[1], [2, 1]]

@@ -59,6 +59,16 @@ def test_a_run_that_goes_on_knows_how_many_texts_were_cut(tmp_path: Path) -> Non
         assert (file.rows, file.cut) == (0, 0)
 
 
+def test_a_run_with_an_option_more_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "v.npy"
+    with VectorFile(path, 3, {**ABOUT, "prompt_name": "query"}) as file:
+        file.append(ROWS, 1)
+    with pytest.raises(WeightsError, match=r"prompt_name 'query', now None\); finish that one"):
+        VectorFile(path, 3, ABOUT)
+    with VectorFile(path, 3, {**ABOUT, "prompt_name": "query"}) as file:
+        assert file.rows == 10
+
+
 @pytest.mark.parametrize("text", ['{"a"', "[]", "", "[" * 9999, '{"cut": "a"}', '{"cut": 1.5}'])
 def test_a_note_from_which_no_run_is_known(tmp_path: Path, text: str) -> None:
     path = tmp_path / "v.npy"

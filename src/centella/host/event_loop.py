@@ -56,10 +56,16 @@ async def in_thread(work: Callable[[], T], ending: Event | None = None) -> T:
     if ending is None:
         return await running  # type: ignore[no-any-return]  # what `work` gave
     try:
-        return await tools.shield(running)  # type: ignore[no-any-return]  # the same
+        await tools.wait([running])  # from 3.14 on `shield` logs what work raises then
     except tools.CancelledError:
         ending.set()
+        running.add_done_callback(_look_at)  # also where the task is cancelled again
         await tools.wait([running])
-        if not running.cancelled():
-            running.exception()  # which nobody else will look at
         raise
+    return running.result()  # type: ignore[no-any-return]  # what `work` gave
+
+
+def _look_at(done: asyncio.Future[T]) -> None:
+    """Have asyncio not log an error that nobody waits for."""
+    if not done.cancelled():
+        done.exception()

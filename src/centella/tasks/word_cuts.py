@@ -139,10 +139,9 @@ def _steps(part: Any) -> list[dict[str, Any]]:
 def _is_byte_level(before: list[dict[str, Any]], normal: list[dict[str, Any]]) -> bool:
     if not before or before[-1]["type"] != "ByteLevel" or before[-1]["add_prefix_space"]:
         return False
-    first: dict[str, Any] = (
-        {"type": "ByteLevel"} if before[-1].get("use_regex", True) else before[0]
-    )
-    split = first["type"] == "ByteLevel" or (
+    own = before[-1].get("use_regex", True)
+    first = before[-1] if own else before[0]
+    split = own or (
         first["type"] == "Split" and first["pattern"].get("Regex") in PATTERNS
         and first["behavior"] == "Isolated" and not first["invert"]
     )  # fmt: skip

@@ -66,6 +66,11 @@ class _Memory:
         """Words that have no ids yet."""
         return list(islice(self.numbers, self.known, None))
 
+    def forget(self) -> None:
+        """Leave out the words that have no ids."""
+        while len(self.numbers) > self.known:
+            self.numbers.popitem()
+
     def add(self, words: Sequence[str], ids: Array, sizes: Array) -> None:
         """The next words, with their ids."""
         known, used = self.known + len(sizes), self.used + len(ids)
@@ -200,7 +205,11 @@ class Words:
             numbers = np.fromiter(map(memory.numbers.__getitem__, words), np.int32, len(words))
             new = len(memory.numbers) - memory.known
             if new:
-                self._learn(memory)
+                try:
+                    self._learn(memory)
+                except BaseException:  # one that the library refuses is not to meet other texts
+                    memory.forget()
+                    raise
             if missed:
                 memory.miss(missed)
             if memory.full:

@@ -165,9 +165,10 @@ class VectorFile:
                 f"{show(self._file.note)}; begin anew with --restart"
             )
         about = self._about
-        other = [k for k in about if before.get(k) != about[k]]
+        names = [k for k in {**about, **before} if k != CUT]
+        other = [k for k in names if before.get(k) != about.get(k)]
         if other:
-            differs = "; ".join(f"{k} {before.get(k)!r}, now {about[k]!r}" for k in other)
+            differs = "; ".join(f"{k} {before.get(k)!r}, now {about.get(k)!r}" for k in other)
             raise WeightsError(
                 f"{self._file.part}: expected the rows of this run, got those of another one "
                 f"({differs}); finish that one, or begin anew with --restart"
