@@ -941,6 +941,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "a token's penalty decides only where the token is among the first",
         (),
     ),
+    "parts = memory.load(at) if lay.keys == 4": (
+        "the step's key stands for all keys of all teams: a shift by a team gives its score too",
+        ("window", "bias", "blocks"),
+    ),
     "for place in places]": (
         "eight parts are loaded at once: of fewer the last again, which is left out",
         ("split into many",),
