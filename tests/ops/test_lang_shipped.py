@@ -945,6 +945,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "the step's key stands for all keys of all teams: a shift by a team gives its score too",
         ("window", "bias", "blocks"),
     ),
+    "self.weights[self.me * self.lay.keys + j] = weight": (
+        "of the step's four keys one counts, and the values of the others are 0",
+        ("window", "bias", "blocks"),
+    ),
     "for place in places]": (
         "eight parts are loaded at once: of fewer the last again, which is left out",
         ("split into many",),
