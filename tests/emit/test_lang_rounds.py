@@ -345,6 +345,24 @@ def test_a_stopped_loop_is_seen_whatever_workgroup_memory_holds(device: ct.Devic
             y.numpy()
 
 
+@pytest.mark.devices("webgpu")
+def test_reads_in_another_order_leave_no_report_behind(device: ct.Device) -> None:
+    if not device.caps.max_loop_rounds:
+        pytest.skip("this driver stops no loop")
+    other = own(device)
+    many = ct.asarray(np.array([3, 0, 200_000, 2], np.uint32), device=other)
+    x = ct.ones((3,), device=other)
+    reads = []
+    for _ in range(2):
+        y = ct.empty((4,), u32, device=other)
+        left_by_break(many, y, n=1, threads=4)
+        reads.append(ct.fetch(y))
+    for read in reversed(reads):
+        with pytest.raises(ct.LimitError, match="'left_by_break'"):
+            read.result()
+    np.testing.assert_array_equal((x + 1.0).numpy(), 2)
+
+
 def test_a_report_takes_a_binding_and_a_word_of_each_thread() -> None:
     ir = record(nested, {"x": tensor(np.ones(1)), "y": empty((32,), f32)})
     stops = replace(SOFTWARE, max_loop_rounds=BOUND, max_storage_buffers=2)
