@@ -319,6 +319,50 @@ def test_an_uncounted_loop_that_is_cut_short_raises_at_the_read(
     np.testing.assert_array_equal(before.result()[0], 2)
 
 
+@ct.kernel(workgroup=64)
+def filled_memory(y: Out[u32]) -> None:
+    """Ones in workgroup memory, which some drivers leave there for the next kernel."""
+    memory = lang.shared(u32, 4096)
+    for word in lang.range(lang.local_id(), 4096, 64):
+        memory[word] = lang.const(1, u32)
+    lang.barrier()
+    y[lang.global_id()] = memory[lang.local_id()]
+
+
+@pytest.mark.devices("webgpu")
+def test_a_stopped_loop_is_seen_whatever_workgroup_memory_holds(device: ct.Device) -> None:
+    if not device.caps.max_loop_rounds:
+        pytest.skip("this driver stops no loop")
+    other = own(device)
+    many = ct.asarray(np.array([3, 0, 200_000, 2], np.uint32), device=other)
+    for _ in range(3):  # on different threads of the driver
+        ones = ct.empty((64 * 64,), u32, device=other)
+        filled_memory(ones, threads=64 * 64)
+        assert ones.numpy().all()
+        y = ct.empty((4,), u32, device=other)
+        left_by_break(many, y, n=1, threads=4)
+        with pytest.raises(ct.LimitError, match="'left_by_break'"):
+            y.numpy()
+
+
+@pytest.mark.devices("webgpu")
+def test_reads_in_another_order_leave_no_report_behind(device: ct.Device) -> None:
+    if not device.caps.max_loop_rounds:
+        pytest.skip("this driver stops no loop")
+    other = own(device)
+    many = ct.asarray(np.array([3, 0, 200_000, 2], np.uint32), device=other)
+    x = ct.ones((3,), device=other)
+    reads = []
+    for _ in range(2):
+        y = ct.empty((4,), u32, device=other)
+        left_by_break(many, y, n=1, threads=4)
+        reads.append(ct.fetch(y))
+    for read in reversed(reads):
+        with pytest.raises(ct.LimitError, match="'left_by_break'"):
+            read.result()
+    np.testing.assert_array_equal((x + 1.0).numpy(), 2)
+
+
 def test_a_report_takes_a_binding_and_a_word_of_each_thread() -> None:
     ir = record(nested, {"x": tensor(np.ones(1)), "y": empty((32,), f32)})
     stops = replace(SOFTWARE, max_loop_rounds=BOUND, max_storage_buffers=2)

@@ -240,6 +240,17 @@ def test_append_and_attend_at_once(device: ct.Device, dim: int, heads: int) -> N
     np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(), (8,), (1, 2, 1, 0), (1, 3, 1, 8), (1, 2, 2, 8)])
+def test_queries_that_do_not_fit_begin_no_step(device: ct.Device, shape: tuple[int, ...]) -> None:
+    cache = ct.KVCache(1, 2, 8, 20, device=device)
+    row = ct.ones((1, 2, 1, 8), device=device)
+    with pytest.raises(ct.ShapeError, match=r"expected q \[1, a multiple of 2, 1, 8\]"):
+        cache.append_attend(ct.ones(shape, device=device), row, row)
+    assert cache.lengths == (0,)
+    np.testing.assert_allclose(cache.append_attend(row, row, row).numpy(), 1, atol=1e-6)
+    assert cache.lengths == (1,)
+
+
 def test_views_are_appended_as_they_lie(device: ct.Device) -> None:
     """[batch, tokens, heads, dim], as a projection gives it, permuted; a slice off a boundary."""
     d = decoder(device, dtype="f16", capacity=5, dim=5)

@@ -11,10 +11,12 @@ import pytest
 
 import centella as ct
 from centella.check.cases.case import rng_of
-from centella.dtypes import bf16, f16, f32
+from centella.dtypes import bf16, f16, f32, i32
 from centella.ops.attention.mma import LEAST_TILE, MMA_TILES
+from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.tiles import Tile
 from centella.ops.attention.wgmma import WgmmaTile
+from centella.specs import make_spec
 from tests.emit.test_lang_ptx import needs_ptxas
 from tests.ops.test_attention_cores import ARCHS, assembled
 from tests.support.attention import Array, error, exact, on_device, planned
@@ -141,6 +143,20 @@ def test_what_does_not_go_with_offsets(more: dict[str, Any], words: str) -> None
     }
     with pytest.raises(ct.ShapeError, match=words):
         ct.attention(q, q, q, offsets=place, **given)
+
+
+def test_arithmetic_is_that_of_a_batch_as_long() -> None:
+    """What a submission is cut by: a text's queries do not see the others' keys."""
+
+    def operations(batch: int, length: int, *masks: str) -> int:
+        kept = make_spec((batch, 2, length, 16), f32, 16)
+        inputs = (kept, kept, kept, *(make_spec((9,), i32, 16) for _ in masks))
+        y = make_spec((batch, length, 2, 16), f32, 16)
+        form = ATTENTION.form(inputs, (y,), {"masks": masks, "scale": 1.0})
+        assert ATTENTION.flops is not None
+        return ATTENTION.flops(form)
+
+    assert operations(1, 8 * 64, "offsets") == operations(8, 64)
 
 
 def test_offsets_of_other_shapes_are_refused() -> None:

@@ -652,6 +652,46 @@ print("parent")
 """
 
 
+INTERRUPTED = """
+import os, signal, threading, centella as ct
+devices = [ct.device("cpu"), ct.device("simulator")]
+for device in devices:
+    (ct.ones((3,), device=device) + 1.0).numpy()
+backend, asked = devices[0].backend, []
+before = backend.before_fork
+def interrupted():
+    asked.append(os.kill(os.getpid(), signal.SIGINT))
+    for _ in range(100):
+        before.__name__
+    before()
+backend.before_fork = interrupted
+parent = os.getpid()
+try:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    threading.Event().wait(5)
+    raise SystemExit("no interrupt")
+except KeyboardInterrupt:
+    if os.getpid() != parent:  # the child has it too
+        os._exit(0)
+def use():
+    for device in devices:
+        assert (ct.ones((3,), device=device) + 1.0).numpy().tolist() == [2, 2, 2]
+    print("parent", len(asked))
+thread = threading.Thread(target=use, daemon=True)
+thread.start()
+thread.join(20)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_an_interrupt_of_a_fork_comes_after_it() -> None:
+    """Python drops what a hook raises: the interrupt would be lost, and locks stay taken."""
+    ends(INTERRUPTED, "parent 1\n", "-W", "ignore::DeprecationWarning")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("code", [BUSY, CAPTURING], ids=["submit", "capture or trace"])
 def test_fork_while_other_threads(code: str) -> None:

@@ -279,6 +279,7 @@ class KVCache:
         """
         self._operands.check(k, v, layer)
         check_tensors("append_attend", q)
+        self._operands.check_queries(q, k.shape[2])
         if mask is not None:
             self.append(k, v, layer)
             return self.attend(q, layer, mask=mask)

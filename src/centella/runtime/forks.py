@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from threading import Lock
 
 from centella.backends.opening import AFTER_FORK, forked
+from centella.host.interrupts import called_back
 from centella.host.workers import register_pools
 from centella.runtime.executor import Executor
 
@@ -21,6 +23,7 @@ def watch_forks(executors: Callable[[], Iterable[Executor]], opening: Lock) -> N
         return
     locked: list[Executor] = []
 
+    @called_back  # Python drops what a hook raises, and a lock would stay taken
     def before() -> None:
         opening.acquire()
         for executor in executors():
@@ -28,6 +31,7 @@ def watch_forks(executors: Callable[[], Iterable[Executor]], opening: Lock) -> N
             locked.append(executor)
             executor.backend.before_fork()
 
+    @called_back
     def after(*, child: bool) -> None:
         for executor in locked:
             if not executor.backend.after_fork(child=child):
@@ -39,6 +43,6 @@ def watch_forks(executors: Callable[[], Iterable[Executor]], opening: Lock) -> N
 
     os.register_at_fork(
         before=before,
-        after_in_parent=lambda: after(child=False),
-        after_in_child=lambda: after(child=True),
+        after_in_parent=partial(after, child=False),
+        after_in_child=partial(after, child=True),
     )

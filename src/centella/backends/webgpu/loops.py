@@ -69,7 +69,7 @@ class Stops:
         count, kernel = read[index].view(np.uint32).tolist()
         if count == before:
             return
-        self.count = count
+        self.count = max(self.count, count)  # reads come back in any order
         raise LimitError(
             f"kernel {self.names[kernel]!r}: the driver of this device stopped a loop that was not "
             f"over, after {self._most:,} rounds of all loops of a thread: what the kernel wrote, "

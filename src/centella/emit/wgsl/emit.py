@@ -49,6 +49,8 @@ def _written(
 ) -> Writer:  # fmt: skip
     """The statements of a kernel, a line each."""
     w = Writer(ir, native_f16, keep_loops, settle_floats, copies, report_stops)
+    if report_stops:
+        w.line("ended[thread] = 0u;  // some drivers leave what another kernel left there")
     for i, statement in enumerate(ir.body):
         rule = RULES.get(statement[0])
         if rule is None:

@@ -15,7 +15,14 @@ from centella.op.op import Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.lines import BLOCK
 from centella.ops.attention.masks import LOWEST
-from centella.ops.attention.problem import VARIANTS, AttentionAttrs, extents, keys_seen
+from centella.ops.attention.problem import (
+    VARIANTS,
+    AttentionAttrs,
+    extents,
+    keys_seen,
+    queries_of,
+    texts_of,
+)
 from centella.ops.rows_i8 import PLANE, decode
 from centella.specs import Shape, Spec
 
@@ -275,8 +282,14 @@ def axes_of(form: Form[AttentionAttrs]) -> Axes:
 
 
 def flops_of(form: Form[AttentionAttrs]) -> int:
-    """Scores and what they weigh: a multiplication and an addition each, for every key."""
-    return 4 * form.outputs[0].size * keys_seen(form, 1)
+    """Scores and what they weigh: a multiplication and an addition each, for every key.
+
+    Of texts end to end as if all were equally long: of lengths the host knows the sum alone.
+    """
+    keys = keys_seen(form, 1)
+    if texts_of(form) is not None:
+        keys = min(keys, queries_of(form))
+    return 4 * form.outputs[0].size * keys
 
 
 ATTENTION = Op("attention", rule, reference, "centella.ops.attention.choice:attention",
