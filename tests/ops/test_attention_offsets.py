@@ -60,6 +60,16 @@ def test_each_text_is_a_sequence_of_its_own(
 
 
 @IN_REGISTERS
+def test_rows_before_the_first_offset_are_of_the_first_text(
+    device: ct.Device, variant: str | None
+) -> None:
+    arrays = rows("late", 90)
+    late, first = (np.array([begin, 80], np.int32) for begin in (70, 0))
+    wanted = on_device(device, arrays, f32, variant, offsets=first)
+    np.testing.assert_array_equal(on_device(device, arrays, f32, variant, offsets=late), wanted)
+
+
+@IN_REGISTERS
 def test_a_text_has_the_same_bits_among_all_others(device: ct.Device, variant: str | None) -> None:
     q, k, v = rows("bits", 210)
     text = [x[:, :, 3:70].copy() for x in (q, k, v)]

@@ -202,7 +202,8 @@ def _end_to_end(
 ) -> Any:
     """Each text alone; zeros for what is in none."""
     y = np.zeros_like(q.transpose(0, 2, 1, 3))
-    for begin, end in pairwise(np.clip(offsets, 0, q.shape[2]).tolist()):
+    inside = np.clip(offsets, 0, q.shape[2])
+    for begin, end in pairwise([0, *inside[1:].tolist()]):
         rows = (x[:, :, begin:end] for x in (q, k, v))
         if begin < end:
             y[:, begin:end] = reference(*rows, *named.values(), masks=tuple(named), **attrs)

@@ -45,6 +45,7 @@ class Place:
         def offset(text: Any) -> Any:
             at = lang.maximum(offsets[lang.minimum(text, p["texts"])], 0)
             inside = lang.minimum(lang.bitcast(at, u32), self.lk)
+            inside = lang.select(text == 0, 0, inside)  # every row is of some text
             return lang.select(text > p["texts"], self.lk, inside)
 
         low, high = lang.var(lang.const(0, u32)), lang.var(p["texts"] + 1)

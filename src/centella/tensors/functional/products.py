@@ -303,10 +303,10 @@ def attention(
         bias: [heads or 1, n] floats, n odd: what is added to a scaled score by the distance of the
             key from the query: bias[h, n // 2 + key - query], of further ones the first or last of
             a row. A query's position is as for `window`.
-        offsets: [texts + 1] i32, from 0, ascending: texts lie end to end in q, k and v of batch 1,
-            text i from offsets[i] to offsets[i + 1], and each is a sequence of its own. Rows behind
-            the last text get zeros. Besides it only `bias`, `sinks`, `causal`, `window` and
-            `softcap`.
+        offsets: [texts + 1] i32, ascending, of which the first counts as 0: texts lie end to end in
+            q, k and v of batch 1, text i from offsets[i] to offsets[i + 1], and each is a sequence
+            of its own. Rows behind the last text get zeros. Results for offsets that descend are
+            undefined. Besides it only `bias`, `sinks`, `causal`, `window` and `softcap`.
         blocks: [batch, n] i32: the keys and values of a sequence lie in these blocks of 64, and k
             and v are pools [kv_heads, blocks, 64, head_dim]. Key j is row j % 64 of block
             blocks[b, j // 64], and kv_len is 64 n. An entry that is no block counts as the last.
