@@ -21,6 +21,7 @@ from centella.tensors import quantizers
 from centella.tensors.functional import normed_linear
 from centella.tensors.qtensor import Stacked
 from centella.tensors.quantizers import QUANTIZERS
+from centella.weights.gguf import KINDS
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.launched import traced
 
@@ -125,6 +126,56 @@ def test_blocks_of_a_file_become_planes(name: str) -> None:
     specs = [ct.asarray(p, device="cpu").spec for p in planes]
     assert FORMATS[name].check("test", specs) == (7, 768)
     assert all(p.shape[0] == 0 for p in from_blocks(raw[:0]))
+
+
+def test_files_have_what_is_said_of_them() -> None:
+    """Each format with blocks is a type of files, as the package numbers it; quantisers are told.
+
+    A type that is missing: `KINDS` in weights/gguf.py; a layout: `FILES` here.
+    """
+    gguf = pytest.importorskip("gguf")
+    quantised = {kind.name.lower(): kind for kind in KINDS.values() if kind.dtype is None}
+    assert quantised.keys() == set(GGUF)
+    for code, kind in KINDS.items():
+        form = gguf.GGMLQuantizationType[kind.name]
+        assert (code, (kind.block, kind.size)) == (form.value, gguf.GGML_QUANT_SIZES[form])
+    assert {n for n in GGUF if FORMATS[n].encode is not None} == FILES.keys()
+
+
+def test_pages_have_every_format() -> None:
+    """The docstring of `ct.QTensor`, and the table of docs/generate.md, bytes included."""
+    files = {kind.name.lower(): kind for kind in KINDS.values()}
+    page = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines()]
+    told = {row[1]: [row[0], *row[3:]] for row in rows if len(row) == 7}
+    for name, kind in FORMATS.items():
+        assert f'"{name}"' in str(ct.QTensor.__doc__), name
+        file = files.get(name)
+        shapes = [(p.shape(1, 256 // kind.block), p.dtype or dtype_of("f16")) for p in kind.planes]
+        if not kind.by_row:
+            assert told[f"`{name}`"] == [
+                file.name if file else "",
+                str(256 // file.block * file.size) if file else "",
+                str(sum(shape[1] * dtype.itemsize for shape, dtype in shapes)),
+                "yes" if kind.encode is not None else "",
+                "yes" if name in QUANTIZERS else "",
+            ], name
+
+
+@pytest.mark.parametrize("name", [n for n, kind in FORMATS.items() if kind.encode])
+def test_what_a_quantiser_makes_is_near(name: str) -> None:
+    """Within a step, where the numbers of a block's bits are as far apart as its range allows."""
+    kind, weight = FORMATS[name], weight_of(7, 160)
+    assert kind.encode is not None
+    planes = kind.encode("test", weight)
+    block = 160 if kind.by_row else kind.block
+    bits = sum(8 * p.dtype.itemsize * p.length for p in kind.planes if p.dtype) / kind.block
+    wide = [p.astype(np.float64) if p.dtype.kind == "f" else p for p in planes]
+    blocks = weight.reshape(7, -1, block)
+    apart = np.abs(kind.decode(*wide).reshape(blocks.shape) - blocks)
+    step = np.abs(blocks).max(-1, keepdims=True) * 2 ** (1 - bits)
+    assert (apart <= 1.1 * step + 1e-7).all()  # factors are rounded to f16
+    assert apart.mean() <= 0.3 * step.mean()  # a quarter, where numbers are rounded
 
 
 @EVERY

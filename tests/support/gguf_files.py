@@ -30,7 +30,10 @@ def quantized(data: Array, kind: str) -> Array:
     if data.ndim > 2:
         return quantized(data.reshape(-1, data.shape[-1]), kind).reshape(*data.shape[:-1], -1)
     if kind not in FACTORS:
-        return quantize(np.ascontiguousarray(data), form)
+        try:
+            return quantize(np.ascontiguousarray(data), form)
+        except NotImplementedError:
+            raise NotImplementedError(f"gguf writes no {kind}: add a line to FACTORS") from None
     block, size = GGML_QUANT_SIZES[form]
     random = np.random.default_rng(data.size)
     raw = random.integers(0, 256, (len(data), data.shape[1] // block, size), np.uint8)
