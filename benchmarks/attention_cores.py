@@ -47,8 +47,8 @@ TILES: dict[int, tuple[MmaTile, ...]] = {
         MmaTile(128, 128, 8, 2, together=1),
     ),
     128: (
-        MmaTile(128, 48, 4, 2, held=False),
-        MmaTile(128, 64, 4, 2, held=False),
+        MmaTile(128, 48, 4, 2, keeps_queries=False),
+        MmaTile(128, 64, 4, 2, keeps_queries=False),
         MmaTile(64, 64, 4, 2),
         MmaTile(128, 64, 8, 2, together=1),
     ),
@@ -105,7 +105,7 @@ def title(tile: AnyTile | None) -> str:
         return "as chosen"
     parts = f"{', 2 parts' if tile.parts == 2 else ''}"
     if isinstance(tile, MmaTile):
-        more = f"{'' if tile.held else ', q again'}{parts}"
+        more = f"{'' if tile.keeps_queries else ', q again'}{parts}"
         return f"{tile.queries}x{tile.keys}, {tile.warps}, {tile.stages}{more}"
     more = f"{', late' if tile.late else ''}{parts}"
     return f"wgmma {tile.queries}x{tile.keys}, {tile.stages}{more}"

@@ -74,7 +74,8 @@ def test_formats(talk: Path, tmp_path: Path, kind: str) -> None:
 def test_words_are_lines_of_text(talk: Path) -> None:
     result = call(*ON, talk, "--timestamps", "word")
     heard = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, vad="off", timestamps="word")
-    assert result.stdout.count("[00:") == len(heard.words) > len(heard.segments)
+    lines = [f"[00:{w.start:05.2f} - 00:{w.end:05.2f}] {w.text.strip()}" for w in heard.words]
+    assert lines and result.stdout.splitlines() == lines
 
 
 def test_standard_input(talk: Path) -> None:

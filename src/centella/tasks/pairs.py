@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -12,8 +13,10 @@ from msgspec.structs import replace
 
 from centella.dtypes import Array
 from centella.tasks.check_texts import checked_texts
-from centella.tasks.text import Encoded, Tokenizer, longest_first
-from centella.tasks.tokens import Tokens
+from centella.tasks.tokens import Tokens, longest_first
+
+if TYPE_CHECKING:
+    from centella.tasks.text import Encoded, Tokenizer
 
 
 class Typed(Struct, frozen=True, eq=False):

@@ -15,11 +15,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.dtypes import Array
 from centella.errors import ShapeError, WeightsError
 from centella.tasks.check_texts import checked_texts
 from centella.tasks.special import Special
-from centella.tasks.tokens import Tokens
+from centella.tasks.tokens import Tokens, longest_first
 from centella.tasks.words import Words, library, spans
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import check_values, is_file, kind, read_bytes, read_json, show
@@ -342,19 +341,6 @@ def _around(native: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
         return None
     matches = (n for n in range(special + 1) if whole[n : n + len(ids)] == ids)
     return next(((whole[:n], whole[n + len(ids) :]) for n in matches), None)
-
-
-def longest_first(left: Array, right: Array, room: int) -> tuple[Array, Array]:
-    """Tokens that are kept of pairs: of each the longer is cut, and where that does not do, both.
-
-    Args:
-        left, right: tokens of the texts, i64 [pairs]; room: for both.
-    """
-    short, long = np.minimum(left, right), np.maximum(left, right)
-    long = np.minimum(long, np.maximum(short, room - short))
-    over = short + long > room
-    short, long = np.where(over, room // 2, short), np.where(over, room - room // 2, long)
-    return np.where(left <= right, short, long), np.where(left <= right, long, short)
 
 
 def _pad_id(

@@ -112,3 +112,16 @@ class Tokens(Struct, frozen=True, eq=False):
         ids = self.ids.take(places, mode="clip").view(np.int32)
         np.copyto(padded[: len(rows)], ids, where=columns < lengths[: len(rows), None])
         return padded, lengths
+
+
+def longest_first(left: Array, right: Array, room: int) -> tuple[Array, Array]:
+    """Tokens that are kept of pairs: of each the longer is cut, and where that does not do, both.
+
+    Args:
+        left, right: tokens of the texts, i64 [pairs]; room: for both.
+    """
+    short, long = np.minimum(left, right), np.maximum(left, right)
+    long = np.minimum(long, np.maximum(short, room - short))
+    over = short + long > room
+    short, long = np.where(over, room // 2, short), np.where(over, room - room // 2, long)
+    return np.where(left <= right, short, long), np.where(left <= right, long, short)

@@ -42,7 +42,9 @@ _fields: Callable[[Any], Any] = astuple
 
 def apply(name: str, *tensors: T, **attrs: Any) -> T:
     """Record an op of one output."""
-    (value,) = _record(get(name), tensors, attrs, None)
+    op = get(name)
+    operands = _operands(op, tensors)
+    (value,) = operands[0][0].device.recorder.record(op, operands, attrs)
     return type(tensors[0])(value, value.spec)
 
 
@@ -50,7 +52,8 @@ def apply_all(
     op: Op[Any], tensors: Sequence[T], attrs: dict[str, Any], target: Recording | None = None
 ) -> tuple[T, ...]:
     """Record an op on one tensor or more."""
-    values = _record(op, tensors, attrs, target)
+    operands = _operands(op, tensors)
+    values = operands[0][0].device.recorder.record(op, operands, attrs, target)
     return tuple([type(tensors[0])(value, value.spec) for value in values])
 
 
@@ -71,14 +74,6 @@ def apply_preferred(
     if not device.recorder.prefers(op, tuple([spec for _, spec, _ in operands]), attrs):
         return None
     return apply_all(op, tensors, attrs)
-
-
-def _record(
-    op: Op[Any], tensors: Sequence[Viewed], attrs: dict[str, Any], target: Recording | None
-) -> list[Value]:
-    operands = _operands(op, tensors)
-    device: Device = operands[0][0].device
-    return device.recorder.record(op, operands, attrs, target)
 
 
 def _operands(op: Op[Any], tensors: Sequence[Viewed]) -> list[Any]:

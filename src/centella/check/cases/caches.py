@@ -130,6 +130,13 @@ def rope_attend() -> Row:
         case(1, 2, 1, 1, 128, 64, "cluster", 60, layout="pads", norm=True, **sixteen),
         case(70, 4, 2, 1, 16, 8, "cluster", 70, sweep=True, **sixteen),
     ]
+    all_cases += [
+        case(2, 4, 2, 1, 16, 8, "split", dtypes=("f32",)),
+        case(3, 6, 2, 1, 24, 8, "split", 700, norm=True, window=90, dtypes=("f32",)),
+        replace(table(16, 1, "split", softcap=2.0), dtypes=("f32",)),
+        case(2, 4, 2, 1, 64, 32, "split_mma", 300, **sixteen),
+        case(1, 6, 2, 3, 16, 8, "split_mma", norm=True, window=20, **sixteen),
+    ]
     all_cases += [replace(table(d, n, "cluster", **sight), dtypes=("f16", "bf16"))
              for d, n, sight in ((16, 1, {}), (128, 2, {"window": 70}))]  # fmt: skip
     return Row(FLOATS, tuple(all_cases), sums=True)

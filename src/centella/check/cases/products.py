@@ -138,7 +138,7 @@ def normed_linear() -> Row:
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))  # no two sums near 0
         norm = In((k,), "positive", "f32")
         cases.append(Case((*operands, norm), plain))
-        cases.append(Case((*gated, norm), {**plain, "gate": "silu"}))
+        cases.append(Case((*gated, norm), {**plain, "gate": "silu", "variant": "joined"}))
         cases.append(Case((*operands, norm, In((m, n))),
                          {**plain, "extras": ("norm", "residual"), "alpha": 0.5}))  # fmt: skip
         layer = {**plain, "kind": "layer", "extras": ("norm",)}
