@@ -795,7 +795,7 @@ def test_bind_groups_are_kept_until_a_buffer_is_gone(
     backend.disown(x.native[0])  # what the pool says before another buffer may have its id
     assert run() == 2
     assert settled()
-    backend._take_slots(300)  # more than there are
+    backend._slots.take(300)  # more than there are
     assert run() == 2
     assert settled()
 
