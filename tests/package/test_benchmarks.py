@@ -83,7 +83,7 @@ def test_a_time_line_is_drawn(tmp_path: Path) -> None:
 
 def test_all_cases_in_a_budget(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "all", "--small", "--devices", "cpu", "--name", "here"]
-    cases = ["--cases", "search,generate-8b", "--budget", "21", "--json", str(tmp_path)]
+    cases = ["--cases", "search,generate-8b", "--budget", "20.5", "--json", str(tmp_path)]
     ran = subprocess.run([*command, *cases], capture_output=True, text=True, check=True)
     assert "search, f16 5000x1 cpu: " in ran.stdout  # the table
     assert "no time was left for: --cases generate-8b" in ran.stdout

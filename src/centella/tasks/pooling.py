@@ -180,7 +180,7 @@ class EmbedderConfig(Struct, frozen=True):
             name = next((n for n in usual if n in self.prompts), self.default_prompt)
         if name is None:
             return ""
-        if not isinstance(name, str) or name not in self.prompts:
+        if name not in tuple(self.prompts):  # no look-up by hash: it may be a list
             known = ", ".join(sorted(self.prompts)) or "none: the folder has no prompts"
             raise ShapeError(f"{op}: prompt_name: expected one of {known}, got {name!r}")
         return self.prompts[name]
