@@ -15,7 +15,7 @@ from centella.cli.escape import in_line
 from centella.cli.options import Device, Json, Model
 from centella.cli.output import draw, err, out, out_json, progress
 from centella.cli.parts import Excerpt
-from centella.cli.passages import TABLES, Passage, documentation, read_passages, summary
+from centella.cli.passages import LEFT_OUT, Passage, documentation, read_passages, summary
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 from centella.runtime.device import device as open_device
@@ -45,7 +45,7 @@ def run(
     if not question.strip():
         raise CentellaError("demo: the question is empty; try: centella demo 'your question'")
     folder = documentation() if over is None else Path(over)
-    passages, skipped = read_passages(folder, skip=TABLES if over is None else ())
+    passages, skipped = read_passages(folder, skip=LEFT_OUT if over is None else ())
     say = (lambda *_: None) if as_json else _fact  # stdout then has the object alone
     start = time.perf_counter()
     where = open_device(device)

@@ -15,7 +15,9 @@ from centella.errors import CentellaError
 from centella.tasks.chunks import cut_at
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
-TABLES = ("api.md", "comparison.md", "features.md", "from-trueno.md")  # to look things up in
+LEFT_OUT = (  # of the documentation: tables to look things up in, folders for contributors
+    "api.md", "comparison.md", "features.md", "from-trueno.md", "rooms", "howto",
+)  # fmt: skip
 NAMED = 3  # skipped files that a line names
 LONG = 560  # characters: of prose some 140 tokens, of dense tables the 256 that MiniLM reads
 
@@ -45,7 +47,7 @@ def documentation() -> Path:
 def read_passages(path: Path, skip: Collection[str] = ()) -> tuple[list[Passage], list[Skipped]]:
     """The passages of a file, or of every text file below a folder, and what has none.
 
-    Hidden folders, and files that have a name in `skip`, are in neither.
+    Hidden folders, and files and folders that have a name in `skip`, are in neither.
 
     Raises:
         CentellaError: nothing there, or no text.
@@ -56,9 +58,10 @@ def read_passages(path: Path, skip: Collection[str] = ()) -> tuple[list[Passage]
     passages: list[Passage] = []
     skipped: list[Skipped] = []
     for file in _files(path, skipped):
-        if file.name in skip:
+        below = file.relative_to(root)
+        if not set(skip).isdisjoint(below.parts):
             continue
-        name = file.relative_to(root).as_posix()
+        name = below.as_posix()
         try:
             text = read_text(file)
         except NotTextError as error:
