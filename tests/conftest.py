@@ -49,7 +49,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
 def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen as where launches cost something: on a GPU."""
     monkeypatch.setattr(Caps, "launches_are_free", False)
-    monkeypatch.setattr(device.recorder, "_preferences", {})
+    monkeypatch.setattr(device.recorder, "_preferred", {})
 
 
 def pytest_configure(config: pytest.Config) -> None:

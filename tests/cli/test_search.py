@@ -68,12 +68,8 @@ def test_an_interrupted_command_goes_on(
     assert {f.name for f in tmp_path.iterdir()} == {"v.npy", "lines.txt"}
 
 
-def test_a_command_that_goes_on_counts_the_texts_that_were_cut_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines, saved = tmp_path / "lines.txt", tmp_path / "v.npy"
-    lines.write_text("storm " * 90 + "\n" + "short\n" * 70 + "storm " * 80 + "\n")
-    command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, *ON_CPU)
+def stop_at_few(patch: pytest.MonkeyPatch) -> None:
+    """Have an Embedder interrupted at fewer than 64 texts, as the last ones of a file are."""
     embed = Embedder.embed
 
     def interrupted(model: Embedder, texts: list[str], **options: object) -> object:
@@ -81,8 +77,17 @@ def test_a_command_that_goes_on_counts_the_texts_that_were_cut_before(
             raise KeyboardInterrupt
         return embed(model, texts, **options)  # type: ignore[arg-type]
 
+    patch.setattr(Embedder, "embed", interrupted)
+
+
+def test_a_command_that_goes_on_counts_the_texts_that_were_cut_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, saved = tmp_path / "lines.txt", tmp_path / "v.npy"
+    lines.write_text("storm " * 90 + "\n" + "short\n" * 70 + "storm " * 80 + "\n")
+    command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, *ON_CPU)
     with monkeypatch.context() as patch:
-        patch.setattr(Embedder, "embed", interrupted)
+        stop_at_few(patch)
         assert call(*command).exit_code and not saved.exists()
     done = call(*command)
     assert "goes on behind 64 of 72 texts" in done.stderr
@@ -118,15 +123,8 @@ def test_rows_of_two_devices_are_not_mixed(
 ) -> None:
     saved = tmp_path / "v.npy"
     command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, "--model", TINY)
-    embed = Embedder.embed
-
-    def interrupted(model: Embedder, texts: list[str], **options: object) -> object:
-        if len(texts) < 64:
-            raise KeyboardInterrupt
-        return embed(model, texts, **options)  # type: ignore[arg-type]
-
     with monkeypatch.context() as patch:
-        patch.setattr(Embedder, "embed", interrupted)
+        stop_at_few(patch)
         patch.setattr(embed_command, "SECONDS", 0.0)  # 64 texts at a time
         assert call(*command, "--device", "cpu").exit_code and not saved.exists()
     called = f"device 'cpu {platform.machine()}', now 'webgpu "

@@ -319,6 +319,14 @@ def test_an_uncounted_loop_that_is_cut_short_raises_at_the_read(
     np.testing.assert_array_equal(before.result()[0], 2)
 
 
+def stopping(device: ct.Device) -> tuple[ct.Device, ct.Tensor]:
+    """A device of the test's own whose driver stops loops, and rounds of which one has too many."""
+    if not device.caps.max_loop_rounds:
+        pytest.skip("this driver stops no loop")
+    other = own(device)
+    return other, ct.asarray(np.array([3, 0, 200_000, 2], np.uint32), device=other)
+
+
 @ct.kernel(workgroup=64)
 def filled_memory(y: Out[u32]) -> None:
     """Ones in workgroup memory, which some drivers leave there for the next kernel."""
@@ -331,10 +339,7 @@ def filled_memory(y: Out[u32]) -> None:
 
 @pytest.mark.devices("webgpu")
 def test_a_stopped_loop_is_seen_whatever_workgroup_memory_holds(device: ct.Device) -> None:
-    if not device.caps.max_loop_rounds:
-        pytest.skip("this driver stops no loop")
-    other = own(device)
-    many = ct.asarray(np.array([3, 0, 200_000, 2], np.uint32), device=other)
+    other, many = stopping(device)
     for _ in range(3):  # on different threads of the driver
         ones = ct.empty((64 * 64,), u32, device=other)
         filled_memory(ones, threads=64 * 64)
@@ -347,10 +352,7 @@ def test_a_stopped_loop_is_seen_whatever_workgroup_memory_holds(device: ct.Devic
 
 @pytest.mark.devices("webgpu")
 def test_reads_in_another_order_leave_no_report_behind(device: ct.Device) -> None:
-    if not device.caps.max_loop_rounds:
-        pytest.skip("this driver stops no loop")
-    other = own(device)
-    many = ct.asarray(np.array([3, 0, 200_000, 2], np.uint32), device=other)
+    other, many = stopping(device)
     x = ct.ones((3,), device=other)
     reads = []
     for _ in range(2):

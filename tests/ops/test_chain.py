@@ -16,7 +16,7 @@ from centella.op.form import Form
 from centella.op.variant import FORCED
 from centella.ops.matmul import chain
 from centella.ops.matmul.chain import CHAIN, GIVEN, ChainAttrs, Link
-from centella.ops.matmul.chain_kernel import lower, tile_of
+from centella.ops.matmul.chain_choice import lower, tile_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from centella.tensors.functional.chain import ChainLink, linear_chain

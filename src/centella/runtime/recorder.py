@@ -39,7 +39,7 @@ class Recorder:
         self._device = executor.device
         self._lock = executor.lock
         self._forms: dict[Any, Form[Any]] = {}
-        self._preferences: dict[Any, bool] = {}
+        self._preferred: dict[Any, Form[Any] | None] = {}
         self._local = threading.local()
         self._implicit: WeakSet[Recording] = WeakSet()
         self._temporary_limit = max(64 << 20, min(executor.backend.caps.max_buffer, 16 << 30) // 16)
@@ -74,28 +74,33 @@ class Recorder:
             form = self._forms[key] = self._new_form(op, specs, attrs)
         return form
 
-    def prefers(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> bool:
-        """Whether a kernel of an op is preferred to the ops that it stands for.
+    def preferred(
+        self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]
+    ) -> Form[Any] | None:
+        """What `op` is asked to do, where a kernel of its own is preferred to what it stands for.
 
         Raises:
-            ShapeError, DTypeError: from the op's rule, unless those ops take more.
+            As `form`; not for what the op's rule refuses, where the ops that it stands for take it.
         """
         assert op.preferred is not None, f"{op.name} stands for no other ops"
         key: Any = (op, specs, *attrs, *map(exact, attrs.values()))
-        known = self._preferences.get(key)
-        if known is None:
-            typed = op.attrs(**attrs)
-            try:
-                outputs = tuple(self._storage.spec(*out) for out in op.rule(specs, typed))
-            except (ShapeError, DTypeError):
-                if not op.narrower:
-                    raise
-                known = False
-            else:
-                known = op.preferred(Form(op, specs, outputs, typed), self._executor.backend.caps)
-            if len(self._preferences) >= FORMS:
-                self._preferences.clear()
-            self._preferences[key] = known
+        try:
+            return self._preferred[key]
+        except KeyError:
+            pass
+        typed, known = op.attrs(**attrs), None
+        try:
+            outputs = tuple(self._storage.spec(*out) for out in op.rule(specs, typed))
+        except (ShapeError, DTypeError):
+            if not op.narrower:
+                raise
+        else:  # what is too large for the op may not be for those that it stands for
+            asked = Form(op, specs, outputs, typed)
+            if op.preferred(asked, self._executor.backend.caps):
+                known = self.form(op, specs, attrs)
+        if len(self._preferred) >= FORMS:
+            self._preferred.clear()
+        self._preferred[key] = known
         return known
 
     def _new_form(self, op: Op[Any], specs: tuple[Spec, ...], attrs: dict[str, Any]) -> Form[Any]:
@@ -131,7 +136,7 @@ class Recorder:
     @uninterrupted
     def record(
         self, op: Op[Any], operands: Sequence[Seen], attrs: dict[str, Any],
-        target: Recording | None = None,
+        target: Recording | None = None, form: Form[Any] | None = None,
     ) -> list[Value]:  # fmt: skip
         """Record one op, after a copy of each operand whose layout it does not take.
 
@@ -139,6 +144,7 @@ class Recorder:
             operands: (value, seen as, element offset) each.
             target: where; default: the batch that an operand waits for, else the innermost open
                 batch of this thread and task, else this thread's implicit recording.
+            form: what the op is asked to do, where that is known.
 
         Raises:
             ShapeError, DTypeError, LimitError: as `form`.
@@ -148,10 +154,11 @@ class Recorder:
         """
         if waiting:  # a call for nothing would be 4 % of it
             guard()
-        specs: tuple[Spec, ...] = ()
-        for seen in operands:
-            specs += (seen[1],)
-        form = self.form(op, specs, attrs)
+        if form is None:
+            specs: tuple[Spec, ...] = ()
+            for seen in operands:
+                specs += (seen[1],)
+            form = self.form(op, specs, attrs)
         if form.copies:
             operands = self._copied(form, operands)
             form = self.form(op, tuple([spec for _, spec, _ in operands]), attrs)

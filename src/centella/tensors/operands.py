@@ -71,9 +71,12 @@ def apply_preferred(
         return None
     operands = _operands(op, tensors)
     device: Device = operands[0][0].device
-    if not device.recorder.prefers(op, tuple([spec for _, spec, _ in operands]), attrs):
+    recorder = device.recorder
+    form = recorder.preferred(op, tuple([spec for _, spec, _ in operands]), attrs)
+    if form is None:
         return None
-    return apply_all(op, tensors, attrs)
+    values = recorder.record(op, operands, attrs, form=form)
+    return tuple([type(tensors[0])(value, value.spec) for value in values])
 
 
 def _operands(op: Op[Any], tensors: Sequence[Viewed]) -> list[Any]:

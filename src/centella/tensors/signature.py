@@ -1,6 +1,6 @@
 """How a captured function is called: tensors and arrays taken out, the rest as a signature.
 
-CallArguments and results may be nested tuples, lists and dicts. Equal signatures are served by one
+Arguments and results may be nested tuples, lists and dicts. Equal signatures are served by one
 capture: the containers, the Python numbers in them, and shape and dtype of each leaf.
 """
 

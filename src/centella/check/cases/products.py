@@ -13,7 +13,7 @@ from centella.dtypes import dtype_of, f16
 from centella.op.form import Form
 from centella.ops.matmul import skinny
 from centella.ops.matmul.chain import CHAIN, GIVEN, ChainAttrs, Link
-from centella.ops.matmul.chain_kernel import tile_of as resident_tile
+from centella.ops.matmul.chain_choice import tile_of as resident_tile
 from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.tiled import tile_of

@@ -183,11 +183,11 @@ def preferred(form: Form[ChainAttrs], caps: Caps) -> bool:
     wanted = form.attrs.variant is not None or caps.arch in FASTER
     if not wanted or len(form.attrs.links) < 2 or not form.within_binding(caps):
         return False
-    return loaded("centella.ops.matmul.chain_kernel:tile_of")(form, caps) is not None
+    return loaded("centella.ops.matmul.chain_choice:tile_of")(form, caps) is not None
 
 
 CHAIN: Op[ChainAttrs] = Op(
-    "linear_chain", rule, reference, "centella.ops.matmul.chain_kernel:lower", takes_rows,
+    "linear_chain", rule, reference, "centella.ops.matmul.chain_choice:lower", takes_rows,
     VARIANTS, attrs=ChainAttrs, preferred=preferred, narrower=True, axes=axes_of,
     doc=__doc__ or "",
 )  # fmt: skip
