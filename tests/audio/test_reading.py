@@ -390,3 +390,27 @@ def test_a_closed_stream_gives_nothing_more(tmp_path: Path) -> None:
     assert next(stream).size == stream.position
     stream.close()
     assert stream.read().size == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="programs of POSIX")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("\x7fno program", "Exec format error"),
+     ("#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' 'x' >&2\n"
+      "echo >&2\necho '[error] the last words' >&2\nexit 1\n", "ffmpeg: the last words")],
+)  # fmt: skip
+def test_an_ffmpeg_that_fails_says_why_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    program, left = tmp_path / "bin" / "ffmpeg", tmp_path / "left"
+    program.parent.mkdir()
+    left.mkdir()
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setattr("tempfile.tempdir", str(left))
+    without(monkeypatch, "av")
+    (tmp_path / "a.webm").write_bytes(b"no sound")
+    with pytest.raises(AudioError, match=reason):
+        read_audio(tmp_path / "a.webm")
+    assert not list(left.iterdir())

@@ -14,6 +14,7 @@ from centella.audio.wav import open_wav
 from centella.errors import AudioError
 
 _SHOWN = 500  # characters of ffmpeg's message
+_READ = 1 << 16  # bytes of it that are looked at, from the begin or the end
 _LENGTH = re.compile(r"^\[info\]   Duration: (\d+):(\d\d):(\d\d\.\d+)", re.MULTILINE)
 _ESTIMATE = "Estimating duration from bitrate"  # ffmpeg's warning
 _FAILURE = re.compile(r"\[(?:error|fatal|panic)\] (.*)")
@@ -38,8 +39,12 @@ def open_piped(name: str, path: str | None) -> Source | str | None:
         "-af", "aresample=async=1:first_pts=0", "-c:a", "pcm_f32le", "-f", "wav", "pipe:1",
     ]  # fmt: skip
     with NamedTemporaryFile(delete=False) as file:  # `_end` removes it; a pipe could fill, unread
-        process = Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=file)
-    said = Path(file.name)
+        said = Path(file.name)
+        try:
+            process = Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=file)
+        except OSError as error:
+            said.unlink()
+            return f"ffmpeg: {error}"
     assert process.stdout is not None
     try:
         source = open_wav(name, process.stdout)
@@ -77,7 +82,8 @@ def _end(process: Popen[bytes], said: Path) -> None:
 
 def _length(said: Path) -> float | None:
     """Seconds of the input by ffmpeg's words; None where it does not know or estimates them."""
-    message = said.read_text(errors="replace")
+    with said.open("rb") as file:
+        message = file.read(_READ).decode(errors="replace")
     stated = _LENGTH.search(message)
     if stated is None or _ESTIMATE in message:
         return None
@@ -87,4 +93,7 @@ def _length(said: Path) -> float | None:
 
 def _last_words(said: Path) -> str:
     """The end of the errors that ffmpeg wrote, on one line."""
-    return " ".join(_FAILURE.findall(said.read_text(errors="replace")))[-_SHOWN:]
+    with said.open("rb") as file:
+        file.seek(max(said.stat().st_size - _READ, 0))
+        message = file.read().decode(errors="replace")
+    return " ".join(_FAILURE.findall(message))[-_SHOWN:]

@@ -70,12 +70,12 @@ def token_bytes(
     return total / len(done.ids)
 
 
-def memory(device_of: Generator, nbytes: float, rate: float) -> Memory | None:
+def memory(generator: Generator, nbytes: float, rate: float) -> Memory | None:
     """What tokens of so many bytes at `rate` a second read; None where no copy can be measured."""
     from centella.check.rates import copy_rate
 
     try:
-        most = copy_rate(device_of.model.device, above=nbytes * rate)
+        most = copy_rate(generator.model.device, above=nbytes * rate)
     except CentellaError:  # the model has left no room for it
         return None
     return Memory(nbytes, nbytes * rate, nbytes * rate / most)
