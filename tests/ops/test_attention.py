@@ -73,6 +73,7 @@ def test_a_bias_by_distance_is_a_mask_of_it(
         options["starts"] = np.array(starts, np.int32)
     for heads in (4, 1):
         table = rng.standard_normal((heads, 21)).astype(np.float32) * 3
+        table[:, 3], table[:, 12] = 40.0, -np.inf  # an outlier, and a distance that none sees
         away = np.arange(lk) - (np.array(starts)[:, None, None] + np.arange(lq)[:, None])
         mask = np.ascontiguousarray(table[:, np.clip(away, -10, 10) + 10].swapaxes(0, 1))
         wanted = exact(arrays, f32, {**options, "mask": mask})

@@ -60,6 +60,18 @@ def test_each_text_is_a_sequence_of_its_own(
 
 
 @IN_REGISTERS
+def test_outliers_of_one_text_are_its_own(device: ct.Device, variant: str | None) -> None:
+    arrays = rows("outliers", 210)
+    q, k, v = arrays
+    q[:, :, 71:135:9], k[:, :, 71:135:7], v[:, :, 71:135:5] = 50.0, -50.0, 1e30
+    got = on_device(device, arrays, f32, variant, offsets=OFFSETS)
+    for begin, end in pairwise(OFFSETS):
+        if begin != end:
+            wanted = exact([x[:, :, begin:end] for x in arrays], f32, {})
+            np.testing.assert_allclose(got[:, begin:end], wanted, 2e-5, 2e-6 * np.abs(wanted).max())
+
+
+@IN_REGISTERS
 def test_rows_before_the_first_offset_are_of_the_first_text(
     device: ct.Device, variant: str | None
 ) -> None:
