@@ -8,6 +8,7 @@ the words. Tint, the WGSL compiler of browsers, parses every module too where it
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import math
@@ -297,13 +298,18 @@ def collatz(n: Any) -> Any:
 # -- compilers ------------------------------------------------------------------------------------
 
 
+@functools.cache
 def cuda_tool(name: str) -> str | None:
-    """A tool of NVIDIA's wheels (`ptxas` is in `nvidia-cuda-nvcc`), or on the PATH."""
+    """A tool of NVIDIA's wheels (`ptxas` is in `nvidia-cuda-nvcc`), or one on the PATH that runs."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for found in sorted(Path(folder).glob(f"*/bin/{name}")):
             return str(found)
-    return shutil.which(name)
+    there = shutil.which(name)
+    if there is None:
+        return None
+    ran = subprocess.run([there, "--version"], capture_output=True, check=False)
+    return there if ran.returncode == 0 else None  # a toolkit that was removed may leave a script
 
 
 def assembler() -> str:
