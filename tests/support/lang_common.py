@@ -300,7 +300,7 @@ def collatz(n: Any) -> Any:
 
 @functools.cache
 def cuda_tool(name: str) -> str | None:
-    """A tool of NVIDIA's wheels (`ptxas` is in `nvidia-cuda-nvcc`), or one on the PATH that runs."""
+    """A tool of NVIDIA's wheels (`ptxas` is in `nvidia-cuda-nvcc`), or on the PATH if it runs."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for found in sorted(Path(folder).glob(f"*/bin/{name}")):
