@@ -241,6 +241,34 @@ def test_a_second_interrupt_at_the_end_of_the_process_ends_the_wait_alone(
     assert left == [Busy, Busy] and time.monotonic() - begin < 1
 
 
+@pytest.mark.usefixtures("guarded")
+def test_a_signal_that_ends_no_wait_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes just before the main thread waits in a system call does not end the wait."""
+    lock = threading.Lock()
+    sent: list[int] = []
+    send = signal.pthread_kill
+
+    def lose_the_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            send(thread, number)
+
+    @interruptible
+    def wait() -> None:
+        lock.acquire(timeout=10)
+
+    @uninterrupted
+    def section() -> None:
+        signal.raise_signal(signal.SIGINT)
+        wait()
+
+    monkeypatch.setattr(signal, "pthread_kill", lose_the_first)
+    begin = time.monotonic()
+    with lock, pytest.raises(KeyboardInterrupt):
+        section()
+    assert len(sent) >= 2 and time.monotonic() - begin < 5
+
+
 def test_a_handler_of_the_application_stays() -> None:
     code = """
 import signal, numpy as np, centella as ct

@@ -16,7 +16,9 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from itertools import repeat
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 from weakref import WeakMethod
@@ -24,6 +26,7 @@ from weakref import WeakMethod
 F = TypeVar("F", bound=Callable[..., Any])
 
 AGAIN = 0.001  # seconds until the stack is looked at again
+RESENT = 0.02  # seconds until a signal that no handler has answered is sent again
 GRACE = 0.5  # seconds in which a computation that is under way may end
 LONGEST = 10.0  # a section that is still not over then is interrupted all the same
 SIGINT = int(signal.SIGINT)
@@ -38,6 +41,7 @@ _telling: threading.Lock = threading.Lock()
 _main: int = threading.main_thread().ident or 0
 waiting: list[float] = []  # when the interrupt came that waits, if one does
 _overdue: set[int] = set()  # signals that have waited long enough: raised whatever the stack
+_sent: dict[int, list[int]] = {SIGINT: []}  # by signal: itself, until its handler has answered
 
 
 def uninterrupted(fn: F) -> F:
@@ -112,6 +116,7 @@ def checkpoint(grace: float = 0.0) -> None:
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
     """Handle SIGINT: raise, or wait until the stack is another."""
+    _sent[SIGINT].clear()
     overdue = SIGINT in _overdue
     _overdue.discard(SIGINT)
     if _is_shut(frame, overdue):
@@ -147,6 +152,7 @@ def raise_later(number: int, frame: FrameType | None) -> bool:
     Args:
         number, frame: as the handler has them.
     """
+    _sent.setdefault(number, []).clear()
     overdue = number in _overdue
     _overdue.discard(number)
     if not _is_shut(frame, overdue):
@@ -162,7 +168,7 @@ def raise_later(number: int, frame: FrameType | None) -> bool:
             late = time.monotonic() >= end
         if late and getsignal(number) is handler:
             _overdue.add(number)
-        _send(number)
+        _send(number, handler)
 
     return _started(ask_again)
 
@@ -204,21 +210,33 @@ def _ask_again() -> None:
         if not _is_shut(sys._current_frames().get(_main), late) and _taken():
             if late and getsignal(SIGINT) is _interrupt:  # another would leave it there
                 _overdue.add(SIGINT)
-            _send()
+            _send(SIGINT, _interrupt)
 
 
-def _send(number: int = SIGINT) -> None:
-    """A signal to the main thread, which ends its wait in a system call, if it is in one."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(_main, number)
-    else:  # on Windows
+def _send(number: int, handler: object) -> None:
+    """Send a signal to the main thread until its handler has answered.
+
+    It ends the thread's wait in a system call, but one that comes just before the wait does not.
+    """
+    if not hasattr(signal, "pthread_kill"):  # on Windows
         signal.raise_signal(number)
+        return
+    sent = _sent[number]
+    sent.append(number)
+    signal.pthread_kill(_main, number)
+    time.sleep(RESENT)
+    while sent and getsignal(number) is handler:
+        # In C, which gives the interpreter's lock away at neither step: no handler answers between.
+        deque(map(signal.pthread_kill, repeat(_main), sent), maxlen=0)
+        time.sleep(RESENT)
 
 
 def _after_fork() -> None:
     """A child has no thread that asks again, and may have another main thread."""
     global _main
     _main = threading.get_ident()
+    for sent in _sent.values():
+        sent.clear()
     if waiting:
         _thread.start_new_thread(_ask_again, ())
 
