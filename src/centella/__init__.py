@@ -35,7 +35,7 @@ from centella.nn.kv_cache import KVCache
 from centella.nn.matmul_cache import MatmulCache
 from centella.ops.quant.table import quantize_blocks, quantize_int8
 from centella.record.history import Event
-from centella.runtime.device import Device, device
+from centella.runtime.device import Device, device, devices
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
 from centella.tasks.classify import Classifier, TokenClassifier
@@ -132,6 +132,7 @@ __all__ = [
     "bf16",
     "bool_",
     "device",
+    "devices",
     "empty",
     "f16",
     "f32",

@@ -334,6 +334,11 @@ def test_after_warm_nothing_is_compiled(device: ct.Device) -> None:
         ({"beam": 0}, ShapeError, "beam: expected 1 to 16, got 0"),
         ({"max_new_tokens": 2.5}, DTypeError, "max_new_tokens: expected a whole number, got 2.5"),
         ({"loud": 1}, TypeError, "unexpected argument 'loud'"),
+        ({"loud": 1}, DTypeError, "'loud'; expected batch, beam, .* vad, vad_model$"),
+        ({"sample_rate": 8000}, DTypeError, "'sample_rate'; expected rate=, in samples"),
+        ({"word_timestamps": True}, DTypeError, """'word_timestamps'; expected timestamps="word"""),
+        ({"beam_size": 5}, DTypeError, "'beam_size'; expected beam=$"),
+        ({"timestamps": True}, DTypeError, "expected none, segment, word, got True"),
     ],
 )
 def test_options_that_are_refused(

@@ -220,7 +220,6 @@ class Generator:
         Raises:
             As `generate`, here, at the call.
         """
-        _refuse_n("stream", sampling)
         several, rows = self._prompts.rows("stream", prompt, self.config.begin_id)
         if several:
             raise ShapeError(
@@ -256,7 +255,6 @@ class Generator:
             WeightsError: the model's folder has no chat template, or it fails.
             DTypeError: messages of another type.
         """
-        _refuse_n("chat", sampling)
         ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
@@ -371,8 +369,3 @@ class Generator:
             self._sessions.keep(session)
             raise
         self._sessions.keep(session)
-
-
-def _refuse_n(op: str, arguments: SamplingArgs) -> None:
-    if "n" in arguments:
-        raise TypeError(f"{op}: unexpected argument 'n'; generate gives several continuations")

@@ -47,6 +47,11 @@ OF_MODULE: dict[str, str] = {
     "equal": "ct.eq", "not_equal": "ct.ne", "clamp": "ct.clip", "norm": "ct.sqrt(ct.sum(x * x))",
     "scaled_dot_product_attention": "ct.attention", "no_grad": _GRAPH, "inference_mode": _GRAPH,
     "compile": "ct.jit, or device.compile(fn, *examples)", "cuda": 'ct.device("cuda")',
+    **dict.fromkeys(
+        ("list_devices", "get_devices", "local_devices", "device_count", "is_available"),
+        "ct.devices() has the names that ct.device takes",
+    ),
+    "default_device": "ct.device()", "get_default_device": "ct.device()",
     "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
     "std": "ct.sqrt(ct.var(x, axis))",
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
