@@ -349,6 +349,16 @@ def test_a_wrong_value_lists_those_that_exist(option: str, value: str) -> None:
     assert "i32" not in said
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("float16", "f16"), ("fp16", "f16"), ("float32", "f32"),
+                        ("bfloat16", "bf16"), ("bf16", "bf16"), ("fp32", "f32")],
+)  # fmt: skip
+def test_dtypes_by_other_names(name: str, dtype: str) -> None:
+    on = ("embed", "a b", "--model", TINY, "--device", "cpu", "--json")
+    spelled, ours = (call(*on, "--dtype", n).stdout for n in (name, dtype))
+    assert spelled == ours
+
+
 def test_lines_are_those_of_the_file() -> None:
     text = "\ufeffone\r\ntwo\u2028still two\x0cand still\rthree"
     options = (*ON_CPU, "--json")
