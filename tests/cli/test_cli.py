@@ -121,6 +121,13 @@ def test_info_names_every_device_and_the_default() -> None:
     assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in webgpu)
 
 
+def test_info_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "EXTRAS", {"av": ("no-such-package",), "cli": ("typer",)})
+    output = call("info").output
+    assert "extra     av: missing no-such-package; pip install 'centella[av]'\n" in output
+    assert "extra     cli: installed\n" in output
+
+
 def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "no CUDA device: the driver was not found"
     found = info.gather() | {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -160,8 +162,20 @@ def _printable_errors() -> Iterator[None]:
     except Exception as error:
         message = getattr(error, "message", None)
         if isinstance(message, str):
-            vars(error)["message"] = in_line(message)
+            vars(error)["message"] = in_line(message) + _quoted(
+                message, getattr(error, "ctx", None)
+            )
         raise
+
+
+def _quoted(message: str, context: Any) -> str:
+    """What to add to an error about words that are an argument each: the text in quotes."""
+    others = re.search(r"unexpected extra argument\S* \((.*)\)", message, re.DOTALL)
+    params = {} if context is None else context.params
+    first = params.get("question", params.get("prompt"))
+    if others is None or first is None:
+        return ""
+    return f"; quote a text of several words: {in_line(shlex.quote(f'{first} {others[1]}'))}"
 
 
 def _said(error: CentellaError | OSError | UnicodeError) -> str:
