@@ -6,6 +6,9 @@ and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 
 from typing import TYPE_CHECKING
 
+from centella.host import early as _early  # noqa: F401  # comes first: it has Ctrl-C handled
+
+# isort: split
 from centella import audio, lang, nn
 from centella.audio.log_mel import log_mel
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
