@@ -280,6 +280,14 @@ def test_words_without_quotes_are_told() -> None:
     result = call("demo", "how", "isn't", "it", "freed")
     assert """several words: 'how isn'"'"'t it freed'""" in result.stderr
     assert "quote" not in call("info", "now").stderr
+    for words, write in (
+        (("chat",), "centella generate --chat"),
+        (("devices",), "centella info"),
+        (("generate", "--prompt", "hi"), "centella generate --model DIR 'Once upon'"),
+        (("embed", "--input", "f.txt"), "write --file"),
+    ):
+        result = call(*words)
+        assert result.exit_code == 2 and write in result.stderr
 
 
 def test_a_lost_device_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:

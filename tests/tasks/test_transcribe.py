@@ -380,6 +380,15 @@ def test_english_alone() -> None:
             model.transcribe(sound(1), **wrong)
 
 
+def test_a_transcript_is_no_mapping() -> None:
+    model: Any = transcriber("cpu")
+    with pytest.raises(DTypeError, match=r"expected \.text, .*, got \['text'\]"):
+        model.transcribe(sound(1), vad="off", max_new_tokens=2)["text"]
+    mel = ct.asarray(np.zeros((1, 80, 300), np.float32), device="cpu")
+    with pytest.raises(DTypeError, match="Transcriber: expected mel and ids, got mel"):
+        model(mel)
+
+
 def test_folders(tmp_path: Path) -> None:
     """Without a tokenizer there are logits and no text; malformed settings name their field."""
     shutil.copytree(FOLDER / "tiny", tmp_path / "m")

@@ -22,6 +22,7 @@ import numpy as np
 from centella.audio.decoders import open_coded
 from centella.audio.mel import RATE, WINDOW
 from centella.audio.source import (
+    MOST_CHANNELS,
     Array,
     Source,
     block_frames,
@@ -229,6 +230,10 @@ def _of_arrays(arrays: Iterable[Array], rate: int, channel_axis: int) -> Source:
     left = iter(arrays)
     first = _frames(next(left, np.empty(0, np.float32)), channel_axis)
     channels = first.shape[1]
+    if channels > MOST_CHANNELS >= len(first):
+        raise AudioError(
+            f"array: expected 1 to {MOST_CHANNELS} channels, got {channels}; write samples.T"
+        )
     check_layout("array", rate, channels)
 
     def blocks() -> Iterator[Array]:
@@ -252,10 +257,13 @@ def _frames(given: Any, channel_axis: int) -> Array:
     if array.ndim == 1:
         return array[:, None]
     if array.ndim != 2 or channel_axis not in (0, 1, -1):
-        got = list(array.shape) if array.ndim else type(given).__name__
+        got = f"{list(array.shape)} with channel_axis={channel_axis}"
+        if not array.ndim:
+            number = isinstance(given, int | float)
+            got = type(given).__name__ + "; write np.asarray(samples)" * number
         raise AudioError(
             f"array: expected [n] or [n, channels] (or [channels, n] with channel_axis=0), "
-            f"got {got} with channel_axis={channel_axis}"
+            f"got {got}"
         )
     return array.T if channel_axis == 0 else array
 

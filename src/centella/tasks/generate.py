@@ -21,7 +21,8 @@ from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import Array, Ids
 from centella.tasks.sessions import Sessions
 from centella.tasks.stream import Stream
-from centella.tensors.arguments import whole
+from centella.tensors.arguments import check_called, whole
+from centella.tensors.hints import OF_MODEL, Hinted
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
 
@@ -47,13 +48,15 @@ class Options(SamplingArgs, total=False):
     cache: CacheBy
 
 
-class Generator:
+class Generator(Hinted):
     """A language model that continues prompts; `ct.load` returns it.
 
     Attributes:
         model: the decoder. `model(ids)` returns logits, and so does calling the Generator.
         config: which tokens end a text.
     """
+
+    _hints = OF_MODEL
 
     def __init__(
         self, model: LlamaModel, tokenizer: Tokenizer | Path, config: GeneratorConfig,
@@ -81,6 +84,7 @@ class Generator:
 
     def __call__(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Logits f32 [batch, tokens, vocab] of ids [batch, tokens] i32."""
+        check_called("Generator", [ids], "model.generate(text) continues a text")
         return self.model(ids, *args, **kwargs)
 
     @property
