@@ -31,8 +31,7 @@ class Window(Struct, frozen=True, eq=False):
 class Recording:
     """Samples of a stream from some position on; what lies before it is forgotten.
 
-    A source of known length is read in blocks of `BLOCK` seconds; of another, as a microphone, a
-    second at a time.
+    A file is read in blocks of `BLOCK` seconds, what is live a second at a time.
 
     Args:
         frames: of a window, 10 ms each.
@@ -51,7 +50,7 @@ class Recording:
         self._regions: list[Region] = list(regions or ())
         self._first = self._end = 0  # of the kept samples
         self._kept: deque[Array] = deque()
-        self._block = RATE * (BLOCK if stream.duration else 1)
+        self._block = RATE * (1 if stream.live else BLOCK)
         self._rows = np.zeros((0, 0), np.float32)
         self._ended = False
 

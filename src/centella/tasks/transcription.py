@@ -144,10 +144,10 @@ class _Work:
         """Several windows at a time; none knows the text of another."""
         session = decoding.session
         groups = _groups(self._recording.parts(), session.batch)
-        of_file, group = bool(self._recording.stream.duration), next(groups, None)
+        live, group = self._recording.stream.live, next(groups, None)
         while group:
             self._listen(session, group)
-            following = _ahead(groups) if of_file else None  # found while the device encodes
+            following = None if live else _ahead(groups)  # found while the device encodes
             attempts = self._attempts(decoding, len(group))
             for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
                 if not self._options.thresholds.silent(attempt):
