@@ -1087,6 +1087,8 @@ SHOWN = {
     "The number of rounds follows": "rounds.turns_follow_from_parameters_and_ids "
     "rounds.what_only_the_device_knows_is_not_counted",
     "If the driver stops such a loop": "rounds.an_uncounted_loop_that_is_cut_short_raises_at_the_read",
+    "What the kernel wrote, and what": "rounds.every_use_of_what_a_stopped_loop_left_raises "
+    "rounds.a_state_and_a_replay_after_a_stopped_loop",
     "Operations on constants alone": "trace.constants_are_folded wgsl.constants_keep_every_bit",
     # names
     "All are in `centella.lang`": "trace.every_name_is_on_the_page",
