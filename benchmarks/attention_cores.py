@@ -24,8 +24,11 @@ from msgspec.structs import replace
 import centella as ct
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
 from centella.op import op
+from centella.op.form import Form
 from centella.ops.attention import choice
 from centella.ops.attention.mma import LEAST_TILE, MMA, MMA_TILES, MmaTile
+from centella.ops.attention.op import ATTENTION
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply
@@ -152,13 +155,9 @@ def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:
     q = make_spec((kv[0], shape.heads, *kv[2:]), dtype, 16)
     inputs = q, make_spec(kv, dtype, 16), make_spec(kv, dtype, 16)
     y = make_spec((kv[0], kv[2], shape.heads, kv[3]), dtype, 16)
-    attrs = {"causal": shape.causal, "masks": (), "scale": shape.dim**-0.5}
+    attrs = AttentionAttrs((), shape.dim**-0.5, shape.causal, variant=variant_of(tile))
     with forced(tile):
-        lowered = (
-            op.get("attention")
-            .form(inputs, (y,), {**attrs, "variant": variant_of(tile)})
-            .lower(device.caps)
-        )
+        lowered = Form(ATTENTION, inputs, (y,), attrs).lower(device.caps)
     return of_launch(device, lowered.calls[-1])
 
 

@@ -21,9 +21,10 @@ from measure import Call, Row, alternate, forcing, of_launch, summary, torch_or_
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.op import op
+from centella.op.form import Form
 from centella.ops.matmul import choice
-from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.op import LINEAR
+from centella.ops.matmul.problem import LinearAttrs, Problem
 from centella.ops.matmul.skinny import SKINNY_MMA, Skinny, skinny_tile_of
 from centella.ops.matmul.sums import Thin
 from centella.ops.matmul.thin import ROWS, SKINNY
@@ -180,11 +181,10 @@ def kernel_of(device: ct.Device, cell: Cell) -> Row:
     scaled = cell.sets[0][1] is not None
     specs = [make_spec((m, k), cell.x_type, 16), make_spec((n, k), cell.w_type, 16)]
     specs += [make_spec((n,), ct.f32, 16)] * scaled
-    attrs = {"activation": "", "alpha": 1.0, "extras": ("scale",) * scaled}
-    y = make_spec((m, n), cell.x_type, 16)
+    attrs, y = LinearAttrs(("scale",) * scaled, ""), make_spec((m, n), cell.x_type, 16)
     if device.caps.target == "numpy":
         return {}
-    call = op.get("linear").form(tuple(specs), (y,), attrs).lower(device.caps).calls[0]
+    call = Form(LINEAR, tuple(specs), (y,), attrs).lower(device.caps).calls[0]
     shape = str(dict(call.constants).get("tile", ""))
     return {"kernel": call.kernel.name, "tile": shape, **of_launch(device, call)}
 

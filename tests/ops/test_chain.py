@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import centella as ct
 from centella.dtypes import DType, bf16, dtype_of, f16, f32
 from centella.errors import LimitError, ShapeError
-from centella.op.form import Form
+from centella.op.form import Form, named
 from centella.op.variant import FORCED
 from centella.ops.matmul import chain
 from centella.ops.matmul.chain import CHAIN, GIVEN, ChainAttrs, Link
@@ -22,7 +22,7 @@ from centella.specs import Caps, make_spec
 from centella.tensors.functional.chain import ChainLink, linear_chain
 from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
 from tests.support.lang_common import ORDERS, Tensor
-from tests.support.launched import laid_out, parameters, rounded, traced
+from tests.support.launched import laid_out, op_form, parameters, rounded, traced
 from tests.support.mutations import mistakes
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ def formed(
     inputs = tuple(make_spec(a.shape, d, 16) for a, d in given)
     attrs = {"links": links, "dtype": dtype, **more}
     outputs = CHAIN.rule(inputs, ChainAttrs(**attrs))
-    return CHAIN.form(inputs, tuple(make_spec(s, d, 16) for s, d in outputs), attrs)
+    return op_form(CHAIN, inputs, tuple(make_spec(s, d, 16) for s, d in outputs), attrs)
 
 
 def launched(form: Form[ChainAttrs], given: list[tuple[Array, DType]], **how: Any) -> list[Array]:
@@ -83,8 +83,8 @@ def launched(form: Form[ChainAttrs], given: list[tuple[Array, DType]], **how: An
 
 def formula(form: Form[ChainAttrs], given: list[tuple[Array, DType]]) -> list[Array]:
     """The same in float64."""
-    named = {k: v for k, v in form.named.items() if k != "variant"}
-    result = CHAIN.reference(*(rounded(a, d) for a, d in given), **named)
+    attrs = {k: v for k, v in named(form.attrs).items() if k != "variant"}
+    result = CHAIN.reference(*(rounded(a, d) for a, d in given), **attrs)
     return list(result) if isinstance(result, tuple) else [result]
 
 
@@ -157,7 +157,7 @@ def shaped(heads: int, width: int, inner: int, qkv: int) -> Form[ChainAttrs]:
               (qkv, width), (width,))  # fmt: skip
     inputs = tuple(make_spec(s, f32 if len(s) == 1 else bf16, 16) for s in shapes)
     outputs = CHAIN.rule(inputs, ChainAttrs(links))
-    return CHAIN.form(inputs, tuple(make_spec(s, d, 16) for s, d in outputs), {"links": links})
+    return op_form(CHAIN, inputs, tuple(make_spec(s, d, 16) for s, d in outputs), {"links": links})
 
 
 @pytest.mark.parametrize("name", SHAPES)

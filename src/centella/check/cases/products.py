@@ -54,8 +54,9 @@ ON_CORES: tuple[tuple[int, int, int], ...] = ((2, 67, 33), (13, 61, 37), (20, 26
 def _chained(case: Case, dtype: str) -> Form[ChainAttrs]:
     """The call of `linear_chain` that a case makes, of tensors that lie plainly in memory."""
     inputs = tuple(make_spec(i.shape, dtype_of(i.dtype or dtype), 16) for i in case.inputs)
-    results = CHAIN.rule(inputs, ChainAttrs(**case.attrs))
-    return CHAIN.form(inputs, tuple(make_spec(s, d, 16) for s, d in results), case.attrs)
+    attrs = ChainAttrs(**case.attrs)
+    results = tuple(make_spec(s, d, 16) for s, d in CHAIN.rule(inputs, attrs))
+    return Form(CHAIN, inputs, results, attrs)
 
 
 def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:

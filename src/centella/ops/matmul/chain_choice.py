@@ -10,14 +10,14 @@ from centella.emit.program import Call, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.op.variant import Variant, choose
-from centella.ops.elementwise import OPS
+from centella.ops.elementwise import plain_call
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.chain import GIVEN, ChainAttrs, parted, results, shapes
 from centella.ops.matmul.chain_kernel import CHUNK, WARP, WARPS, ChainTile, LinkTile, kernel
-from centella.ops.matmul.normed import NORMED
+from centella.ops.matmul.normed import NORMED, NormedAttrs
 from centella.ops.matmul.op import LINEAR
-from centella.ops.matmul.problem import aligned
+from centella.ops.matmul.problem import LinearAttrs, aligned
 from centella.specs import Caps, Spec, make_spec
 
 MOST_CHUNKS = 5  # of a row, a thread: what it keeps of x takes 8 registers each
@@ -122,20 +122,21 @@ def _each(form: Form[ChainAttrs], tile: bool, caps: Caps) -> Lowered:
             extras.append("residual")
             operands.append((1, form.inputs[1]) if link.residual == GIVEN else where[link.residual])
         specs = tuple(spec for _, spec in operands)
-        named = {"extras": tuple(extras), "alpha": link.alpha, "dtype": where[i][1].dtype.name}
+        named, out = tuple(extras), where[i][1]
         product: Form[Any]
         if link.norm or link.gate:
-            named |= {"gate": link.gate, "eps": link.eps}
-            product = NORMED.form(specs, (where[i][1],), named)
+            normed = NormedAttrs(named, link.gate, link.eps, alpha=link.alpha, dtype=out.dtype.name)
+            product = Form(NORMED, specs, (out,), normed)
         else:
-            product = LINEAR.form(specs, (where[i][1],), named | {"activation": ""})
+            linear = LinearAttrs(named, "", link.alpha, out.dtype.name)
+            product = Form(LINEAR, specs, (out,), linear)
         numbers = (*(n for n, _ in operands), where[i][0])
         launches += product.lower(caps).within(numbers, own_first + len(launches.temporaries))
         source = where[i]
         if i in kept and i < last:
             result = form.outputs[kept.index(i)]
-            rounded = OPS["copy"].form((source[1],), (result,)).lower(caps)
-            launches += rounded.within((source[0], count + kept.index(i)), 0)
+            rounded = plain_call("copy", (source[1],), result, caps)
+            launches += Lowered((rounded,)).within((source[0], count + kept.index(i)), 0)
     return launches
 
 
