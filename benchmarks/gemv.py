@@ -214,9 +214,9 @@ def cells(args: argparse.Namespace) -> Iterator[tuple[str, Cell, dict[str, list[
     torch = torch_or_none()
     for n, k in SMALL if args.small else SHAPES:
         for kind in (args.dtypes or KINDS).split(","):
-            stored, _, given = kind.partition("/")
+            stored, _, x_name = kind.partition("/")
             w_type = dtype_of(stored)
-            x_type = dtype_of(given or ("f32" if w_type is ct.i8 else stored))
+            x_type = dtype_of(x_name or ("f32" if w_type is ct.i8 else stored))
             sets = weights_of(n, k, w_type, args.small)
             count = 3 if args.small else max(1, round(MOVED / sets[0][0].nbytes))
             tensors = {d: resident(ct.device(d), sets, w_type) for d in args.devices}
@@ -264,10 +264,10 @@ def tiles(cell: Cell, caps: ct.Caps) -> list[Thin]:
         (32, 64, 128, 256) if few else (8, 16, 32), (1, 2, 4) if few else (1, 2, 4, 8),
         (1, 2, 4, 7, 8) if few else (1, 2, 4), (128, 256),
     )  # fmt: skip
-    found = (Thin(m, *shape) for shape in every)
+    possible = (Thin(m, *shape) for shape in every)
     return [
         tile
-        for tile in found
+        for tile in possible
         if tile.lanes <= tile.threads <= caps.max_workgroup
         and tile.outputs % cell.x_type.per_word == 0
         and 2 <= tile.outs * tile.unroll <= 16
@@ -286,8 +286,8 @@ def skinny_tiles(cell: Cell, caps: ct.Caps) -> list[Skinny]:
     if chosen is None:
         return []
     every = itertools.product((1, 2), (4, 8, 16), (1, 2, 3, 4, 6))
-    found = [Skinny(chosen.eights, *shape) for shape in every]
-    return [tile for tile in found if tile.together(*dtypes) * tile.threads >= 256]
+    possible = [Skinny(chosen.eights, *shape) for shape in every]
+    return [tile for tile in possible if tile.together(*dtypes) * tile.threads >= 256]
 
 
 def forced(tile: Thin | Skinny) -> Callable[..., Any]:

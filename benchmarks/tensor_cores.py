@@ -152,8 +152,8 @@ def check(device: ct.Device, tile: AnyTile | None, dtype: DType) -> float:
             worst = max(worst, bounded(got, wanted, dtype, (m, n, k, a_way, b_way)))
         sums = wanted + bias
         fused = sums / (1 + np.exp(-sums)) + residual
-        given = [ct.asarray(v, dtype, device) for v in (x, w, bias, residual)]
-        got = product(*given).numpy()
+        tensors = [ct.asarray(v, dtype, device) for v in (x, w, bias, residual)]
+        got = product(*tensors).numpy()
         worst = max(worst, bounded(got, fused, dtype, (m, n, k, "fused")))
     return worst
 

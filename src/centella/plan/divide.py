@@ -235,7 +235,7 @@ class Division:
         for number, spec in enumerate(lowered.temporaries):
             self._reserve(reserved + number, spec)
 
-        def place(ref: Ref) -> Ref:
+        def bound(ref: Ref) -> Ref:
             if ref.index >= count:
                 return replace(ref, index=ref.index + reserved)
             if target is not None and ref.index >= len(inputs):
@@ -243,7 +243,7 @@ class Division:
             return replace(ref, offset=ref.offset + views[ref.index][1])
 
         for call in lowered.calls:
-            self._calls.append(replace(call, tensors=tuple(map(place, call.tensors))))
+            self._calls.append(replace(call, tensors=tuple(map(bound, call.tensors))))
 
     def _reserve(self, number: int, spec: Spec) -> None:
         """Room for temporary `number`, which every part uses anew."""

@@ -227,12 +227,12 @@ class _Group:
         own = holds or form.outputs[0] is self._out  # what it stores, or holds, sets the width
         lanes = form.outputs[0].dtype.per_chunk if own else 1
         if holds:
-            lanes = max(lanes, self._held(form)[0])
+            lanes = max(lanes, self._registers(form)[0])
         reads[BEFORE if holds else side] |= frozenset(_operands(node))
         step = self._graph.step(form)
         statements = step.statements
         if statements and side == BEFORE and self.anchor is not None:
-            statements *= self._held(self._nodes[self.anchor].form)[1]
+            statements *= self._registers(self._nodes[self.anchor].form)[1]
         return _Size(
             (reads[BEFORE], reads[AFTER]),
             size.numbers + step.numbers,
@@ -240,7 +240,7 @@ class _Group:
             max(size.lanes, lanes),
         )
 
-    def _held(self, form: Form[Any]) -> tuple[int, int]:
+    def _registers(self, form: Form[Any]) -> tuple[int, int]:
         """Elements that a thread of a norm or reduction has at a time, and how often it does."""
         caps = self._graph.caps
         if caps.target == "numpy":

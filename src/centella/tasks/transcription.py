@@ -187,9 +187,9 @@ class _Work:
         wanted = [row < count for row in range(decoding.session.batch)]
         attempts: dict[int, Attempt] = {}
         for temperature in self._options.temperature:
-            found = self._decoded(decoding, wanted, temperature)
+            decoded = self._decoded(decoding, wanted, temperature)
             no_speech = decoding.session.heard().no_speech
-            for row, (tokens, mean) in found.items():
+            for row, (tokens, mean) in decoded.items():
                 text = self._text(tokens)
                 attempts[row] = Attempt(
                     tuple(tokens), text, mean, compression_ratio(text), float(no_speech[row]),
