@@ -85,7 +85,7 @@ def error_of(got: Any, shape: Shape, operand: tuple[Any, Any, Any], dtype: DType
     """Relative Frobenius error of [b, h, lq, d] against float64, on a sample of queries."""
     rng = np.random.default_rng(3)
     q, k, v = (widen(x, dtype) for x in operand)
-    wanted, found = [], []
+    wanted, rows = [], []
     for _ in range(SAMPLE):
         b, h, i = (int(rng.integers(n)) for n in (shape.batch, shape.heads, shape.queries))
         kv = h // (shape.heads // shape.kv_heads)
@@ -94,8 +94,8 @@ def error_of(got: Any, shape: Shape, operand: tuple[Any, Any, Any], dtype: DType
         scores = keys @ q[b, h, i].astype(np.float64) / math.sqrt(shape.dim)
         weights = np.exp(scores - scores.max())
         wanted.append(weights @ values / weights.sum())
-        found.append(got[b, h, i])
-    return float(np.linalg.norm(np.array(found) - wanted) / np.linalg.norm(wanted))
+        rows.append(got[b, h, i])
+    return float(np.linalg.norm(np.array(rows) - wanted) / np.linalg.norm(wanted))
 
 
 def launches_of(shape: Shape, operand: tuple[Any, Any, Any]) -> int:

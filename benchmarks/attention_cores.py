@@ -24,8 +24,11 @@ from msgspec.structs import replace
 import centella as ct
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
 from centella.op import op
+from centella.op.form import Form
 from centella.ops.attention import choice
 from centella.ops.attention.mma import LEAST_TILE, MMA, MMA_TILES, MmaTile
+from centella.ops.attention.op import ATTENTION
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply
@@ -152,13 +155,9 @@ def kernel_of(device: ct.Device, shape: Shape, tile: AnyTile | None) -> Row:
     q = make_spec((kv[0], shape.heads, *kv[2:]), dtype, 16)
     inputs = q, make_spec(kv, dtype, 16), make_spec(kv, dtype, 16)
     y = make_spec((kv[0], kv[2], shape.heads, kv[3]), dtype, 16)
-    attrs = {"causal": shape.causal, "masks": (), "scale": shape.dim**-0.5}
+    attrs = AttentionAttrs((), shape.dim**-0.5, shape.causal, variant=variant_of(tile))
     with forced(tile):
-        lowered = (
-            op.get("attention")
-            .form(inputs, (y,), {**attrs, "variant": variant_of(tile)})
-            .lower(device.caps)
-        )
+        lowered = Form(ATTENTION, inputs, (y,), attrs).lower(device.caps)
     return of_launch(device, lowered.calls[-1])
 
 
@@ -204,7 +203,7 @@ def check(device: ct.Device, tile: AnyTile | None, dim: int, dtype: DType) -> fl
 
 def sampled(got: Any, stored: list[Any], shape: Shape, dtype: DType) -> float:
     """Error of some queries of some heads; `got` is [batch, queries, heads, dim]."""
-    rng, found, wanted = np.random.default_rng(2), [], []
+    rng, sampled_rows, wanted = np.random.default_rng(2), [], []
     for _ in range(SAMPLE):
         b, head, i = (int(rng.integers(n)) for n in (shape.batch, shape.heads, shape.length))
         last = i + 1 if shape.causal else shape.length
@@ -214,20 +213,20 @@ def sampled(got: Any, stored: list[Any], shape: Shape, dtype: DType) -> float:
         scores = k @ q * shape.dim**-0.5
         weights = np.exp(scores - scores.max())
         wanted.append(weights @ v / weights.sum())
-        found.append(np.asarray(got[b, i, head], np.float64))
-    return error_of(np.array(found), np.array(wanted))
+        sampled_rows.append(np.asarray(got[b, i, head], np.float64))
+    return error_of(np.array(sampled_rows), np.array(wanted))
 
 
 def sdpa(torch: Any, stored: list[Any], shape: Shape, count: int, dtype: DType) -> tuple[Call, Any]:
     """The peer in a graph of `count`, and its last result [batch, queries, heads, dim]."""
     tensors = [on_torch(torch, x, dtype) for x in stored]
-    given = {"is_causal": shape.causal}
+    options = {"is_causal": shape.causal}
     if shape.heads != shape.kv_heads:
-        given["enable_gqa"] = True
+        options["enable_gqa"] = True
 
     def record() -> list[Any]:
         attention = torch.nn.functional.scaled_dot_product_attention
-        return [attention(*tensors, **given) for _ in range(count)]
+        return [attention(*tensors, **options) for _ in range(count)]
 
     call, results = graphed(torch, record)
     call()

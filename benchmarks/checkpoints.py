@@ -110,13 +110,13 @@ def embedder(model: str, dtype: str = "f16") -> Iterator[str]:
     if not (folder / "config.json").exists() or any(folder.glob("*.safetensors")):
         yield model
         return
-    with written("minilm", dtype) as made:
+    with written("minilm", dtype) as root:
         for file in folder.rglob("*"):
             if file.is_file() and file != folder / "config.json":
-                where = made / file.relative_to(folder)
+                where = root / file.relative_to(folder)
                 where.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, where)
-        yield str(made)
+        yield str(root)
 
 
 # -- tokenizers ------------------------------------------------------------------------------------

@@ -80,10 +80,10 @@ def _peers(folder: Path, ids: Any, results: dict[str, Any]) -> dict[str, Call]:
         torch.onnx.export(states, (wide, mask), str(file), input_names=["ids", "mask"],
                           output_names=["states"], dynamo=False)  # fmt: skip
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    given = {"ids": wide.numpy(), "mask": mask.numpy()}
+    inputs = {"ids": wide.numpy(), "mask": mask.numpy()}
 
     def runtime() -> None:
-        results["onnxruntime"] = pooled(session.run(["states"], given)[0])
+        results["onnxruntime"] = pooled(session.run(["states"], inputs)[0])
 
     return {**peers, "onnxruntime": runtime}
 

@@ -34,8 +34,10 @@ from measure import Row, alternate, cost, forcing, of_launch, torch_or_none
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.op import op
+from centella.op.form import Form
 from centella.ops.attention import choice
+from centella.ops.attention.op import ATTENTION
+from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.split_warp import SplitTile
 from centella.ops.rows_i8 import decode as decode_rows
@@ -70,8 +72,8 @@ def kernels_of(device: ct.Device, shape: Shape, dtype: DType) -> Row:
     """What the kernels of a decoding step take."""
     q, k, v = (make_spec(s, dtype, 16) for s in shape.sizes)
     y = make_spec((shape.batch, 1, shape.heads, shape.dim), dtype, 16)
-    attrs = {"masks": (), "causal": False, "scale": shape.dim**-0.5}
-    calls = op.get("attention").form((q, k, v), (y,), attrs).lower(device.caps).calls
+    attrs = AttentionAttrs((), shape.dim**-0.5)
+    calls = Form(ATTENTION, (q, k, v), (y,), attrs).lower(device.caps).calls
     return {"kernels": [{"kernel": c.kernel.name, **of_launch(device, c)} for c in calls]}
 
 

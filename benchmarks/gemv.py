@@ -21,9 +21,10 @@ from measure import Call, Row, alternate, forcing, of_launch, summary, torch_or_
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.op import op
+from centella.op.form import Form
 from centella.ops.matmul import choice
-from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.op import LINEAR
+from centella.ops.matmul.problem import LinearAttrs, Problem
 from centella.ops.matmul.skinny import SKINNY_MMA, Skinny, skinny_tile_of
 from centella.ops.matmul.sums import Thin
 from centella.ops.matmul.thin import ROWS, SKINNY
@@ -180,11 +181,10 @@ def kernel_of(device: ct.Device, cell: Cell) -> Row:
     scaled = cell.sets[0][1] is not None
     specs = [make_spec((m, k), cell.x_type, 16), make_spec((n, k), cell.w_type, 16)]
     specs += [make_spec((n,), ct.f32, 16)] * scaled
-    attrs = {"activation": "", "alpha": 1.0, "extras": ("scale",) * scaled}
-    y = make_spec((m, n), cell.x_type, 16)
+    attrs, y = LinearAttrs(("scale",) * scaled, ""), make_spec((m, n), cell.x_type, 16)
     if device.caps.target == "numpy":
         return {}
-    call = op.get("linear").form(tuple(specs), (y,), attrs).lower(device.caps).calls[0]
+    call = Form(LINEAR, tuple(specs), (y,), attrs).lower(device.caps).calls[0]
     shape = str(dict(call.constants).get("tile", ""))
     return {"kernel": call.kernel.name, "tile": shape, **of_launch(device, call)}
 
@@ -214,9 +214,9 @@ def cells(args: argparse.Namespace) -> Iterator[tuple[str, Cell, dict[str, list[
     torch = torch_or_none()
     for n, k in SMALL if args.small else SHAPES:
         for kind in (args.dtypes or KINDS).split(","):
-            stored, _, given = kind.partition("/")
+            stored, _, x_name = kind.partition("/")
             w_type = dtype_of(stored)
-            x_type = dtype_of(given or ("f32" if w_type is ct.i8 else stored))
+            x_type = dtype_of(x_name or ("f32" if w_type is ct.i8 else stored))
             sets = weights_of(n, k, w_type, args.small)
             count = 3 if args.small else max(1, round(MOVED / sets[0][0].nbytes))
             tensors = {d: resident(ct.device(d), sets, w_type) for d in args.devices}
@@ -264,10 +264,10 @@ def tiles(cell: Cell, caps: ct.Caps) -> list[Thin]:
         (32, 64, 128, 256) if few else (8, 16, 32), (1, 2, 4) if few else (1, 2, 4, 8),
         (1, 2, 4, 7, 8) if few else (1, 2, 4), (128, 256),
     )  # fmt: skip
-    found = (Thin(m, *shape) for shape in every)
+    possible = (Thin(m, *shape) for shape in every)
     return [
         tile
-        for tile in found
+        for tile in possible
         if tile.lanes <= tile.threads <= caps.max_workgroup
         and tile.outputs % cell.x_type.per_word == 0
         and 2 <= tile.outs * tile.unroll <= 16
@@ -286,8 +286,8 @@ def skinny_tiles(cell: Cell, caps: ct.Caps) -> list[Skinny]:
     if chosen is None:
         return []
     every = itertools.product((1, 2), (4, 8, 16), (1, 2, 3, 4, 6))
-    found = [Skinny(chosen.eights, *shape) for shape in every]
-    return [tile for tile in found if tile.together(*dtypes) * tile.threads >= 256]
+    possible = [Skinny(chosen.eights, *shape) for shape in every]
+    return [tile for tile in possible if tile.together(*dtypes) * tile.threads >= 256]
 
 
 def forced(tile: Thin | Skinny) -> Callable[..., Any]:

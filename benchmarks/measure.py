@@ -183,13 +183,13 @@ def resources(device: ct.Device, program: Any) -> Row:
     from cuda.bindings import driver
 
     backend: Any = device.backend
-    made = backend.compile(program)
+    pipeline = backend.compile(program)
     of = driver.CUfunction_attribute
     asked = {"registers": of.CU_FUNC_ATTRIBUTE_NUM_REGS,
              "local_bytes": of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES}  # fmt: skip
     with backend.current():
-        found = {n: driver.cuFuncGetAttribute(a, made.function)[1] for n, a in asked.items()}
-    return {**row, **found, "threads": made.threads, "shared_bytes": made.dynamic}
+        figures = {n: driver.cuFuncGetAttribute(a, pipeline.function)[1] for n, a in asked.items()}
+    return {**row, **figures, "threads": pipeline.threads, "shared_bytes": pipeline.dynamic}
 
 
 def torch_or_none() -> Any:

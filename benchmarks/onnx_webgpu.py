@@ -34,15 +34,15 @@ def available() -> bool:
     return True
 
 
-def session_of(module: Any, given: dict[str, Any]) -> Any:
+def session_of(module: Any, example: dict[str, Any]) -> Any:
     """A session of a torch module, or None where it found no adapter."""
     import onnxruntime
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        inputs = tuple(torch.from_numpy(v) for v in given.values())
-        torch.onnx.export(module.eval(), inputs, str(file), input_names=list(given),
+        inputs = tuple(torch.from_numpy(v) for v in example.values())
+        torch.onnx.export(module.eval(), inputs, str(file), input_names=list(example),
                           output_names=["y"], dynamo=False)  # fmt: skip
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -80,15 +80,15 @@ def products(pairs: Sequence[tuple[Any, Any]], launches: int) -> tuple[Call, Any
         def forward(self, x: Any) -> Any:
             return torch.nn.functional.linear(x, self.w)
 
-    given = {"s": np.ones(launches, pairs[0][0].dtype)}
-    session = session_of(Products(), given)
+    inputs = {"s": np.ones(launches, pairs[0][0].dtype)}
+    session = session_of(Products(), inputs)
     if session is None:
         return None
     one = {"x": pairs[0][0]}
     result = session_of(One(), one).run(["y"], one)[0]
-    corner = session.run(["y"], given)[0][0]
+    corner = session.run(["y"], inputs)[0][0]
     assert np.allclose(corner, result[-1, :4], rtol=1e-2, atol=1e-2), "another product"
-    return lambda: session.run(["y"], given), result
+    return lambda: session.run(["y"], inputs), result
 
 
 def minilm(model: Any, ids: Any, results: dict[str, Any]) -> Call | None:
@@ -105,12 +105,12 @@ def minilm(model: Any, ids: Any, results: dict[str, Any]) -> Call | None:
             return torch.nn.functional.normalize(states.mean(1), dim=-1)
 
     wide = ids.astype(np.int64)
-    given = {"ids": wide, "mask": np.ones_like(wide)}
-    session = session_of(Vectors(), given)
+    inputs = {"ids": wide, "mask": np.ones_like(wide)}
+    session = session_of(Vectors(), inputs)
     if session is None:
         return None
 
     def call() -> None:
-        results[WHO] = session.run(["y"], given)[0]
+        results[WHO] = session.run(["y"], inputs)[0]
 
     return call

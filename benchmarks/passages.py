@@ -42,8 +42,8 @@ def paragraphs(most: int) -> list[str]:
     """Paragraphs of pages and sources, in a random order."""
     files = [file for kind in KINDS for file in sorted(ROOT.glob(kind))]
     parts = [part.strip() for file in files for part in re.split(r"\n\s*\n", file.read_text())]
-    found = [part for part in parts if part]
-    return [found[i] for i in np.random.default_rng(4).permutation(len(found))[:most]]
+    filled = [part for part in parts if part]
+    return [filled[i] for i in np.random.default_rng(4).permutation(len(filled))[:most]]
 
 
 def passages(args: argparse.Namespace) -> Iterator[Row]:

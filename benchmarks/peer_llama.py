@@ -78,11 +78,11 @@ def programs(source: str) -> Path:
 
 def build(folder: Path) -> Path:
     """Build the programs of a source folder, or find them built."""
-    found = [f for f in folder.rglob("CMakeLists.txt") if (f.parent / "ggml").is_dir()
+    lists = [f for f in folder.rglob("CMakeLists.txt") if (f.parent / "ggml").is_dir()
              and (f.parent / "tools").is_dir()]  # fmt: skip
-    if not found:
+    if not lists:
         raise NotHereError(f"no source of llama.cpp is in {folder}")
-    source = min(found, key=lambda f: len(f.parts)).parent
+    source = min(lists, key=lambda f: len(f.parts)).parent
     out = source / "build-benchmark"
     cuda = "ON" if shutil.which("nvcc") else "OFF"
     options = ("CMAKE_BUILD_TYPE=Release", f"GGML_CUDA={cuda}", "CMAKE_CUDA_ARCHITECTURES=native",

@@ -145,16 +145,16 @@ def cases(small: bool) -> Iterator[Case]:
 
 def operands_of(case: Case, dtype: DType) -> list[tuple[Array, DType]]:
     """Random operands, as they are stored."""
-    rng, found = np.random.default_rng(1), []
+    rng, operands = np.random.default_rng(1), []
     for k, shape in enumerate(case.operands):
         if shape[0] == "i32":
-            found.append((rng.integers(0, case.shape[0], shape[1], dtype=np.int32), ct.i32))
+            operands.append((rng.integers(0, case.shape[0], shape[1], dtype=np.int32), ct.i32))
             continue
         kind = ct.f32 if case.name == "rope" and k else dtype
         size = math.prod(shape)
         block = narrow(rng.standard_normal(min(size, BLOCK * shape[-1]), np.float32), kind)
-        found.append((np.resize(block, size).reshape(shape), kind))
-    return found
+        operands.append((np.resize(block, size).reshape(shape), kind))
+    return operands
 
 
 def error_of(case: Case, operands: list[tuple[Array, DType]], ends: list[Array]) -> float:
@@ -164,12 +164,12 @@ def error_of(case: Case, operands: list[tuple[Array, DType]], ends: list[Array])
     chosen = operands[-1][1] is ct.i32  # among all rows of the first
     count = 1 if len(case.shape) > 2 else min(ENDS, rows)
     for got, first in zip(ends, (0, rows - count), strict=True):
-        given = []
+        wide = []
         for value, kind in operands:
             if kind is ct.i32 or (value.ndim > 1 and len(value) == rows and not chosen):
                 value = value[first : first + count]
-            given.append(value if kind is ct.i32 else widen(value, kind).astype(np.float64))
-        wanted = case.wanted(*given)
+            wide.append(value if kind is ct.i32 else widen(value, kind).astype(np.float64))
+        wanted = case.wanted(*wide)
         spared = np.where(np.abs(wanted) < least, 2.0**-25, 0.0)
         off = np.maximum(np.abs(got - wanted) - spared, 0)
         worst = float(np.maximum(worst, np.linalg.norm(off) / np.linalg.norm(wanted)))
@@ -274,9 +274,9 @@ def _timed(case: Case, dtype: DType, torch: Any, args: argparse.Namespace) -> It
         assert one.error < bound * (4 if who == "torch" else 1), (case.name, who, one.error)
     seconds = alternate({who: one.call for who, one in contestants.items()}, args.rounds)
     amount = nbytes * count * REPLAYS / 1e12
-    found = {who: summary(times, amount) for who, times in seconds.items()}
-    for who, row in found.items():
+    by_who = {who: summary(times, amount) for who, times in seconds.items()}
+    for who, row in by_who.items():
         one = contestants[who]
         yield {"bench": f"{case.name} {dtype.name}", "shape": list(case.shape), "who": who,
                "unit": "TB/s", "error": one.error, **one.kernel, **row,
-               "share": row["rate"] / found["copy"]["rate"], "of": "a copy"}  # fmt: skip
+               "share": row["rate"] / by_who["copy"]["rate"], "of": "a copy"}  # fmt: skip

@@ -251,15 +251,15 @@ BENCHES = {
 
 def present(names: str) -> list[str]:
     """The devices of a comma-separated list, or "all", that are here; says why one is not."""
-    found = []
+    devices = []
     for name in [d.name for d in every_device()] if names == "all" else names.split(","):
         try:
             ct.device(name)
         except (ct.DeviceError, ct.MissingExtraError) as error:
             print(f"{name}: skipped, {str(error).splitlines()[0]}")
         else:
-            found.append(name)
-    return found
+            devices.append(name)
+    return devices
 
 
 def show(rows: Iterable[Row], keep: Callable[[list[Row]], None], budget: float) -> list[Row]:

@@ -35,12 +35,12 @@ def best(rows: Iterable[Row], field: str, key: int | None) -> Iterator[Row]:
         if candidate and not candidate.startswith("checked"):
             size = 0 if key is None else row["shape"][key]
             rates[name, size][candidate].append(row["rate"])
-    for (name, size), found in rates.items():
-        means = {c: math.exp(sum(map(math.log, r)) / len(r)) for c, r in found.items()}
+    for (name, size), of_size in rates.items():
+        means = {c: math.exp(sum(map(math.log, r)) / len(r)) for c, r in of_size.items()}
         winner = max(means, key=means.__getitem__)
         kind = ct.device(name).caps.adapter_class
         row = {"bench": f"table {field}, {kind}", "shape": [size] if size else [], "who": winner}
-        rates_of = {"rate": means[winner], "worst_decile": min(found[winner])}
+        rates_of = {"rate": means[winner], "worst_decile": min(of_size[winner])}
         yield {**row, "unit": "TFLOP/s", **rates_of}
 
 

@@ -20,10 +20,12 @@ from measure import Call, Row, alternate, forcing, named, of_launch, summary, to
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.op import op
+from centella.op.form import Form
 from centella.ops.matmul import choice
 from centella.ops.matmul import product as matmul
 from centella.ops.matmul.mma import MMA, MMA_TILES, MmaTile
+from centella.ops.matmul.op import LINEAR
+from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.matmul.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply
@@ -150,8 +152,8 @@ def check(device: ct.Device, tile: AnyTile | None, dtype: DType) -> float:
             worst = max(worst, bounded(got, wanted, dtype, (m, n, k, a_way, b_way)))
         sums = wanted + bias
         fused = sums / (1 + np.exp(-sums)) + residual
-        given = [ct.asarray(v, dtype, device) for v in (x, w, bias, residual)]
-        got = product(*given).numpy()
+        tensors = [ct.asarray(v, dtype, device) for v in (x, w, bias, residual)]
+        got = product(*tensors).numpy()
         worst = max(worst, bounded(got, fused, dtype, (m, n, k, "fused")))
     return worst
 
@@ -168,9 +170,9 @@ def kernel_of(device: ct.Device, shape: tuple[int, ...], dtype: DType, tile: Any
     """The kernel of x W^T: its tile, and what the driver says it takes."""
     m, n, k = shape
     specs = tuple(make_spec(s, dtype, 16) for s in ((m, k), (n, k), (m, n)))
-    attrs = {"activation": "", "alpha": 1.0, "extras": (), "variant": variant_of(tile)}
+    attrs = LinearAttrs((), "", variant=variant_of(tile))
     with forced(tile):
-        (call,) = op.get("linear").form(specs[:2], specs[2:], attrs).lower(device.caps).calls
+        (call,) = Form(LINEAR, specs[:2], specs[2:], attrs).lower(device.caps).calls
     chosen = dict(call.constants).get("tile")
     return {**of_launch(device, call), "tile": title(chosen) if chosen in TILES else ""}
 

@@ -101,29 +101,29 @@ def plot(rows: list[Row]) -> str:
         x, y = (np.log10([n, seconds]) - low) / np.maximum(high - low, 1)
         return MARGIN + x * (WIDTH - 2 * MARGIN), HEIGHT - MARGIN - y * (HEIGHT - 2 * MARGIN)
 
-    made = [
+    svg = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="11" fill="#333">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
     ]
     for power in range(int(low[0]), int(high[0]) + 1):
         x, bottom = at(10.0**power, 10 ** low[1])
-        made.append(f'<path d="M{x:.1f} {MARGIN}V{bottom:.1f}" stroke="#ddd"/>'
-                    f'<text x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{10**power:,}'
-                    "</text>")  # fmt: skip
+        svg.append(f'<path d="M{x:.1f} {MARGIN}V{bottom:.1f}" stroke="#ddd"/>'
+                   f'<text x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{10**power:,}'
+                   "</text>")  # fmt: skip
     for power in range(int(low[1]), int(high[1]) + 1):
         left, y = at(10 ** low[0], 10.0**power)
-        made.append(f'<path d="M{left:.1f} {y:.1f}H{WIDTH - MARGIN}" stroke="#ddd"/>'
-                    f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} s'
-                    "</text>")  # fmt: skip
+        svg.append(f'<path d="M{left:.1f} {y:.1f}H{WIDTH - MARGIN}" stroke="#ddd"/>'
+                   f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} s'
+                   "</text>")  # fmt: skip
     for colour, who in zip(("#0b6", "#c50", "#06c", "#808"), dict.fromkeys(r["who"] for r in rows),
                            strict=False):  # fmt: skip
         points = [at(r["shape"][0], r["rate"] / 1e3) for r in rows if r["who"] == who]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        made.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
-        made += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>' for x, y in points]
+        svg.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
+        svg += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>' for x, y in points]
         x, y = points[-1]
-        made.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="end" fill="{colour}">{who}'
-                    "</text>")  # fmt: skip
-    made.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">texts</text></svg>')
-    return "\n".join(made) + "\n"
+        svg.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="end" fill="{colour}">{who}'
+                   "</text>")  # fmt: skip
+    svg.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">texts</text></svg>')
+    return "\n".join(svg) + "\n"

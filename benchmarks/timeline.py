@@ -121,10 +121,10 @@ def rows_of(micros: float, launches: Sequence[Launch]) -> Iterator[Row]:
 
 def by_kernel(launches: Sequence[Launch]) -> list[tuple[str, list[Launch]]]:
     """Launches by kernel, the one that takes longest first."""
-    found: dict[str, list[Launch]] = {}
+    kinds: dict[str, list[Launch]] = {}
     for launch in launches:
-        found.setdefault(launch.kernel, []).append(launch)
-    return sorted(found.items(), key=lambda kind: -sum(n.micros for n in kind[1]))
+        kinds.setdefault(launch.kernel, []).append(launch)
+    return sorted(kinds.items(), key=lambda kind: -sum(n.micros for n in kind[1]))
 
 
 def layer_of(launches: Sequence[Launch]) -> list[Launch]:

@@ -17,6 +17,7 @@ from centella.specs import Caps, Spec, make_spec
 from centella.tensors import functional as f
 from tests.plan.test_fuse import Keep, Make, both_ways
 from tests.support.lang_common import empty, record, tensor
+from tests.support.launched import op_form
 
 Array = np.ndarray[Any, Any]
 EDGES = np.array(
@@ -187,7 +188,7 @@ def test_kernels_without_formulas_of_users_have_the_plain_text() -> None:
         outputs = tuple(
             make_spec(shape, kind, 16) for shape, kind in op.rule(specs, op.attrs(**attrs))
         )
-        (call,) = op.form(specs, outputs, attrs).lower(caps).calls
+        (call,) = op_form(op, specs, outputs, attrs).lower(caps).calls
         kinds = tuple(ref.spec.dtype for ref in call.tensors)
         unit = (True,) * len(kinds)
         return call.kernel.program(

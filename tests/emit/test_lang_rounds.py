@@ -25,6 +25,7 @@ from centella.op import op
 from centella.specs import Caps, make_spec
 from tests.support.devices import own
 from tests.support.lang_common import empty, record, tensor
+from tests.support.launched import op_form
 
 SOFTWARE = Caps("wgsl", max_shared=32 << 10, max_workgroup=1024, family="software")
 BOUND = 65_535
@@ -102,7 +103,7 @@ def launches(name: str, dtype: str) -> Iterator[tuple[KernelIR, Call]]:
             continue
         ins = tuple(make_spec(i.shape, dtype_of(i.dtype or dtype), 16) for i in case.inputs)
         outs = tuple(make_spec(*out, 16) for out in declared.rule(ins, declared.attrs(**attrs)))
-        for call in declared.form(ins, outs, attrs).lower(SOFTWARE).calls:
+        for call in op_form(declared, ins, outs, attrs).lower(SOFTWARE).calls:
             dtypes = tuple(r.spec.dtype for r in call.tensors)
             unit = tuple(r.spec.unit_rows for r in call.tensors)
             if call.groups:

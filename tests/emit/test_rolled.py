@@ -19,6 +19,7 @@ from centella.op import op
 from centella.specs import Caps, Spec, make_spec
 from tests.ops.test_tiles import roomy
 from tests.support.lang_common import empty, record, tensor
+from tests.support.launched import op_form
 
 SOFTWARE = Caps("wgsl", max_shared=32 << 10, max_workgroup=1024, family="software")
 OTHER = Caps("wgsl", max_shared=32 << 10, max_workgroup=1024, family="intel")
@@ -56,7 +57,7 @@ def product(
     w = make_spec((n, n), dtype, 16)
     w = w if across else Spec((n, n), dtype, (1, w.strides[0]))
     attrs = {"variant": variant, "alpha": 1.0}
-    return accesses(op.get("matmul").form((x, w), (y,), attrs).lower(caps).calls)
+    return accesses(op_form(op.get("matmul"), (x, w), (y,), attrs).lower(caps).calls)
 
 
 def planes(m: int, caps: Caps) -> int:
@@ -64,7 +65,7 @@ def planes(m: int, caps: Caps) -> int:
     x, y = make_spec((m, 512), f32, 16), make_spec((m, 512), f32, 16)
     stored, scale = make_spec((512, 512), i8, 16), make_spec((512, 16), f32, 16)
     attrs = {"extras": (), "activation": "", "format": "q8_0"}
-    return accesses(op.get("linear").form((x, stored, scale), (y,), attrs).lower(caps).calls)
+    return accesses(op_form(op.get("linear"), (x, stored, scale), (y,), attrs).lower(caps).calls)
 
 
 def attention(variant: str, queries: int, caps: Caps) -> int:
@@ -72,7 +73,7 @@ def attention(variant: str, queries: int, caps: Caps) -> int:
     q, k = make_spec((1, 2, queries, 64), f32, 16), make_spec((1, 2, 512, 64), f32, 16)
     attrs = {"masks": (), "causal": False, "scale": 1.0, "variant": variant}
     y = make_spec((1, queries, 2, 64), f32, 16)
-    return accesses(op.get("attention").form((q, k, k), (y,), attrs).lower(caps).calls)
+    return accesses(op_form(op.get("attention"), (q, k, k), (y,), attrs).lower(caps).calls)
 
 
 @pytest.mark.parametrize(

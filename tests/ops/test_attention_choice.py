@@ -20,6 +20,7 @@ from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.split import Layout
 from centella.specs import Caps, Spec
 from tests.ops.test_choice import CLASSES, LARGE, MINIMUM, adapter, spec, view
+from tests.support.launched import op_form
 
 CUDA = {arch: Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch=arch)
         for arch in ("sm_75", "sm_80", "sm_89", "sm_90a")}  # fmt: skip
@@ -35,7 +36,7 @@ def form_of(inputs: tuple[Spec, ...], **attrs: Any) -> Form[AttentionAttrs]:
     """Without masks unless said otherwise."""
     b, heads, lq, dim = inputs[0].shape
     y = spec(b, lq, heads, dim, dtype=inputs[0].dtype)
-    return ATTENTION.form(inputs, (y,), {"masks": (), "scale": 0.125, **attrs})
+    return op_form(ATTENTION, inputs, (y,), {"masks": (), "scale": 0.125, **attrs})
 
 
 def chosen(inputs: tuple[Spec, ...], caps: Caps = HOPPER, **attrs: Any) -> str:

@@ -21,6 +21,7 @@ from tests.emit.test_lang_ptx import needs_ptxas
 from tests.ops.test_attention_cores import ARCHS, assembled
 from tests.support.attention import Array, error, exact, on_device, planned
 from tests.support.lang_common import ORDERS
+from tests.support.launched import op_form
 
 OFFSETS = np.array([0, 3, 3, 70, 71, 135, 199, 200], np.int32)  # of one token, of none, of tiles
 SCORES: dict[str, dict[str, Any]] = {
@@ -174,7 +175,7 @@ def test_arithmetic_is_that_of_a_batch_as_long() -> None:
         kept = make_spec((batch, 2, length, 16), f32, 16)
         inputs = (kept, kept, kept, *(make_spec((9,), i32, 16) for _ in masks))
         y = make_spec((batch, length, 2, 16), f32, 16)
-        form = ATTENTION.form(inputs, (y,), {"masks": masks, "scale": 1.0})
+        form = op_form(ATTENTION, inputs, (y,), {"masks": masks, "scale": 1.0})
         assert ATTENTION.flops is not None
         return ATTENTION.flops(form)
 

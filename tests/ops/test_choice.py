@@ -27,6 +27,7 @@ from centella.ops.matmul.thin import depth_of, thin_of
 from centella.ops.matmul.tiled import splits_of, tile_of
 from centella.ops.matmul.wgmma import wgmma_tile_of
 from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
+from tests.support.launched import op_form
 
 MINIMUM = Caps("wgsl", max_shared=16 << 10, max_workgroup=256, max_storage_buffers=8)
 LARGE = Caps("wgsl", max_shared=48 << 10, max_workgroup=1024, max_storage_buffers=32)
@@ -75,7 +76,7 @@ def view(shape: Shape, strides: Shape, dtype: DType = f32, offset: int = 0) -> S
 def calls(name: str, *inputs: Spec, **attrs: Any) -> tuple[Call, ...]:
     declared = op.get(name)
     outs = tuple(spec(*s, dtype=d) for s, d in declared.rule(inputs, declared.attrs(**attrs)))
-    return declared.form(inputs, outs, attrs).lower(MINIMUM).calls
+    return op_form(declared, inputs, outs, attrs).lower(MINIMUM).calls
 
 
 def constants(name: str, *inputs: Spec, **attrs: Any) -> dict[str, Any]:
@@ -332,7 +333,7 @@ def test_registers_are_asked_for_where_loads_shall_not_wait() -> None:
     y, attrs = spec(2, 64, dtype=f16), {"extras": (), "activation": ""}
     found = {}
     for name, caps in (("sm_90a", HOPPER), ("sm_75", replace(HOPPER, arch="sm_75")), ("", LARGE)):
-        (call,) = op.get("linear").form(inputs, (y,), attrs).lower(caps).calls
+        (call,) = op_form(op.get("linear"), inputs, (y,), attrs).lower(caps).calls
         found[name] = dict(call.constants)["together"]
     assert found == {"sm_90a": 5, "sm_75": 0, "": 0}
 

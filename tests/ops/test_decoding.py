@@ -10,12 +10,12 @@ import pytest
 
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.op import op
-from centella.op.form import Form
+from centella.op.form import Form, named
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble_clean, execute, needs_ptxas
 from tests.support.lang_common import Tensor
-from tests.support.launched import laid_out, parameters, rounded, traced
+from tests.support.launched import laid_out, op_form, parameters, rounded, traced
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
@@ -30,7 +30,7 @@ def formed(name: str, given: Given, **attrs: Any) -> Form[Any]:
     inputs = tuple(make_spec(a.shape, d, 16) for a, d in given)
     declared = op.get(name)
     outputs = declared.rule(inputs, declared.attrs(**attrs))
-    return declared.form(inputs, tuple(make_spec(s, d, 16) for s, d in outputs), attrs)
+    return op_form(declared, inputs, tuple(make_spec(s, d, 16) for s, d in outputs), attrs)
 
 
 def simulated(form: Form[Any], given: Given, *, ptx: bool = False) -> list[Array]:
@@ -63,8 +63,8 @@ def simulated(form: Form[Any], given: Given, *, ptx: bool = False) -> list[Array
 def wanted(form: Form[Any], given: Given) -> list[Array]:
     """The same by the formula, in float64."""
     arrays = [rounded(a, d) if d.is_float else a.copy() for a, d in given]
-    named = {n: v for n, v in form.named.items() if n != "variant"}
-    result = form.op.reference(*arrays, **named)  # it has one
+    attrs = {n: v for n, v in named(form.attrs).items() if n != "variant"}
+    result = form.op.reference(*arrays, **attrs)  # it has one
     return list(result) if isinstance(result, tuple) else [result]
 
 

@@ -20,7 +20,7 @@ from centella.specs import make_spec
 from centella.tensors.tensor import apply_with
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_quant import CUDA, made, whole_of
-from tests.support.launched import traced
+from tests.support.launched import op_form, traced
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
 BLOCKS = [name for name, kind in FORMATS.items() if not kind.by_row]
@@ -85,7 +85,7 @@ def test_topk_of_a_long_row_is_two_launches() -> None:
     """Which write k keys and columns of each part, and no more."""
     x, y = make_spec((4, 10**6), dtype_of("f32"), 16), (4, 10)
     results = (make_spec(y, dtype_of("f32"), 16), make_spec(y, dtype_of("i32"), 16))
-    lowered = op.get("topk").form((x,), results, {"k": 10}).lower(CUDA)
+    lowered = op_form(op.get("topk"), (x,), results, {"k": 10}).lower(CUDA)
     assert [call.groups for call in lowered.calls] == [4 * 245, 4]
     assert sum(spec.nbytes for spec in lowered.temporaries) == 2 * 4 * 4 * 245 * 10
 
@@ -95,7 +95,7 @@ def test_topk_of_a_long_row_is_two_launches() -> None:
 def test_texts_of_topk_assemble(dtype: str, k: int, tmp_path: Path) -> None:
     x = make_spec((2, 10**5), dtype_of(dtype), 16)
     results = (make_spec((2, k), x.dtype, 16), make_spec((2, k), dtype_of("i32"), 16))
-    for call in op.get("topk").form((x,), results, {"k": k}).lower(CUDA).calls:
+    for call in op_form(op.get("topk"), (x,), results, {"k": k}).lower(CUDA).calls:
         report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
         assert resources(report)[1] == 0
 
@@ -201,7 +201,8 @@ def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: P
     y = make_spec((1, 8, n), x.dtype, 16) if gate else y
     extras = up_planes(len(planes)) if gate else ("shares", "residual")
     attrs = {"extras": extras, "gate": gate, "format": format, "experts": experts}
-    (call,) = op.get("expert_linear").form((x, *planes, ids, *more), (y,), attrs).lower(CUDA).calls
+    form = op_form(op.get("expert_linear"), (x, *planes, ids, *more), (y,), attrs)
+    (call,) = form.lower(CUDA).calls
     report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
     assert resources(report)[1] == 0
 

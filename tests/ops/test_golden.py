@@ -16,7 +16,7 @@ import pytest
 
 from centella.op import op
 from centella.ops.elementwise import EXPRESSIONS
-from centella.ops.steps import ChainStep
+from centella.ops.steps import step_of
 
 Array = np.ndarray[Any, Any]
 Formula = Callable[..., Any]
@@ -185,7 +185,7 @@ def test_mean_pool_is_the_mean_of_the_rows_that_count() -> None:
 
 def test_a_fused_chain_is_its_ops() -> None:
     """silu_gate is swish, then mul."""
-    steps = (ChainStep("swish", (0,), (), (), "f32"), ChainStep("mul", (2, 1), (), (), "f32"))
+    steps = (step_of("swish", (0,), "f32"), step_of("mul", (2, 1), "f32"))
     for case in ROWS["silu_gate"]:
         operands, _ = calls("silu_gate", case)
         close(formula("fused", steps=steps)(*operands), unpack(case["output"]), "fused")

@@ -23,7 +23,7 @@ from centella.tensors.qtensor import Stacked
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights.gguf import KINDS
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
-from tests.support.launched import traced
+from tests.support.launched import op_form, traced
 
 Array = np.ndarray[Any, Any]
 # Bytes of each plane in a block of a file, in its order there.
@@ -325,12 +325,12 @@ def test_texts_assemble(name: str, tmp_path: Path) -> None:
         for p in kind.planes
     )
     ids, y = make_spec((3,), dtype_of("i32"), 16), make_spec((3, 256), dtype_of("f16"), 16)
-    forms = [op.get("embedding").form((ids, *planes), (y,), {"format": name, "dtype": "f16"})]
+    forms = [op_form(op.get("embedding"), (ids, *planes), (y,), {"format": name, "dtype": "f16"})]
     if not kind.by_row:
         attrs = {"extras": (), "activation": "silu", "format": name}
         for m in (1, 9):
             x, y = (make_spec((m, k), dtype_of("f16"), 16) for k in (256, 40))
-            forms.append(op.get("linear").form((x, *planes), (y,), attrs))
+            forms.append(op_form(op.get("linear"), (x, *planes), (y,), attrs))
     for form in forms:
         (call,) = form.lower(CUDA).calls
         report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
@@ -345,7 +345,7 @@ def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
     planes = tuple(make_spec(p.shape(512, 8), p.dtype or dtype_of("f16"), 16) for p in kind.planes)
     x, y = (make_spec((20, k), dtype_of("f32"), 16) for k in (256, 512))
     attrs = {"extras": (), "activation": "", "format": "q4_0"}
-    lowered = divided(op.get("linear").form((x, *planes), (y,), attrs), caps)
+    lowered = divided(op_form(op.get("linear"), (x, *planes), (y,), attrs), caps)
     assert all(t.storage_bytes <= caps.max_binding for t in lowered.temporaries)
     names = [c.kernel.name for c in lowered.calls]
     assert names[:2] == ["dequantize", "gemm"] and len(names) == 2 * names.count("gemm") == 16

@@ -24,7 +24,7 @@ from tests.emit.test_lang_ptx import assemble, needs_ptxas
 from tests.ops.test_mma import BEYOND, CAPS, LAYOUTS, lies
 from tests.ops.test_wgmma import SMALL
 from tests.support.lang_common import Tensor
-from tests.support.launched import laid_out, parameters, rounded, traced
+from tests.support.launched import laid_out, op_form, parameters, rounded, traced
 
 Array = np.ndarray[Any, Any]
 SM_80 = replace(CAPS, arch="sm_80", max_shared=163 << 10)
@@ -41,11 +41,11 @@ def lowered(
     a = lies((m, k), dtype, layout[0] == "T", off[0])
     if not epilogue:
         inputs: tuple[Spec, ...] = (a, lies((k, n), dtype, layout[1] == "T", off[1]))
-        return op.get("matmul").form(inputs, (y,), attrs).lower(caps), (*inputs, y)
+        return op_form(op.get("matmul"), inputs, (y,), attrs).lower(caps), (*inputs, y)
     more = (make_spec((n,), dtype, 16), make_spec((m, n), dtype, 16))
     inputs = (a, lies((n, k), dtype, False, off[1]), *more)
     attrs |= {"extras": ("bias", "residual"), "activation": ""}
-    return op.get("linear").form(inputs, (y,), attrs).lower(caps), (*inputs, y)
+    return op_form(op.get("linear"), inputs, (y,), attrs).lower(caps), (*inputs, y)
 
 
 def names(launches: Lowered) -> list[str]:
@@ -140,7 +140,7 @@ def test_what_is_repeated_is_copied_once() -> None:
     a = Spec((8, 1000, 1001), f16, (1000 * 1001, 1001, 1), False)
     b = Spec((1001, 1003), f16, (1003, 1), False)
     y = make_spec((8, 1000, 1003), f16, 16)
-    launches = op.get("matmul").form((a, b), (y,), {"alpha": 1.0}).lower(CAPS)
+    launches = op_form(op.get("matmul"), (a, b), (y,), {"alpha": 1.0}).lower(CAPS)
     assert names(launches) == ["copy", "copy", "wgmma"]
     assert [t.shape for t in launches.temporaries] == [(8, 1000, 1001), (1001, 1003)]
     scalars = dict(launches.calls[-1].scalars)

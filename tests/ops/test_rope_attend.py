@@ -18,7 +18,7 @@ from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS
-from tests.support.launched import traced
+from tests.support.launched import op_form, traced
 
 AMPERE, SIMULATOR = replace(CAPS, arch="sm_80"), Caps("ir")
 
@@ -40,7 +40,7 @@ def form_of(
     inputs += [make_spec((2, dim), dtype, 16)] if norm else []
     outputs = (cache, cache, make_spec((batch, tokens, heads, dim), dtype, 16))
     given = {"interleaved": False, "eps": 1e-6, "scale": dim**-0.5, **attrs}
-    return ROPE_ATTEND.form(tuple(inputs), outputs, given)
+    return op_form(ROPE_ATTEND, tuple(inputs), outputs, given)
 
 
 def launched(caps: Caps = CAPS, **form: Any) -> Lowered:

@@ -29,6 +29,7 @@ from centella.specs import make_spec
 from centella.tensors.tensor import apply_all
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
 from tests.support.attention import CAPS, Plan, Shape, error, planned
+from tests.support.launched import op_form
 
 Array = np.ndarray[Any, Any]
 HALF = 0.5 + 2.0**-14
@@ -327,7 +328,7 @@ def test_who_takes_rows_of_i8() -> None:
         specs = (q, k, k, make_spec((1,), i32, 16), make_spec((1, 8, lk, 2), f32, 16))
         attrs = {"masks": ("starts", "scales"), "causal": False, "scale": dim**-0.5}
         caps = replace(CAPS, arch=arch)
-        return [c.kernel.name for c in ATTENTION.form(specs, (y,), attrs).lower(caps).calls]
+        return [c.kernel.name for c in op_form(ATTENTION, specs, (y,), attrs).lower(caps).calls]
 
     assert chosen(1, 128) == ["attention_split_mma", "attention_combine"]
     assert chosen(1, 128, lk=2048) == ["attention_cluster_mma"]

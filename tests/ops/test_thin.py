@@ -21,7 +21,7 @@ from centella.ops.matmul.thin import thin_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas
-from tests.support.launched import laid_out, parameters, result, rounded, traced
+from tests.support.launched import laid_out, op_form, parameters, result, rounded, traced
 
 Array = np.ndarray[Any, Any]
 CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10,
@@ -48,7 +48,7 @@ def lowered(tile: Thin, shuffle: bool, k: int, dtypes: tuple[DType, DType]) -> t
     scale, y = make_spec((N,), f32, 16), make_spec((tile.m, N), dtypes[0], 16)
     attrs = {"extras": ("scale",), "activation": "", "alpha": 1.0, "variant": "skinny"}
     caps = CUDA if shuffle else Caps("ir")
-    (call,) = op.get("linear").form((x, w, scale), (y,), attrs).lower(caps).calls
+    (call,) = op_form(op.get("linear"), (x, w, scale), (y,), attrs).lower(caps).calls
     constants = tuple((n, shuffle if n == "shuffle" else v) for n, v in call.constants)
     return call, traced(replace(call, constants=constants))
 
@@ -110,7 +110,7 @@ def test_warps_shuffle_and_others_do_not() -> None:
             (Caps("wgsl", subgroups=True), False),
             (Caps("ir"), False),
         ):
-            (call,) = op.get("linear").form((x, w), (y,), attrs).lower(caps).calls
+            (call,) = op_form(op.get("linear"), (x, w), (y,), attrs).lower(caps).calls
             assert dict(call.constants)["shuffle"] == (shuffles and able)
 
 

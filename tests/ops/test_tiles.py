@@ -24,7 +24,7 @@ from centella.ops.matmul import table as products
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
-from tests.support.launched import one_launch
+from tests.support.launched import one_launch, op_form
 
 Array = np.ndarray[Any, Any]
 CAPS = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 << 10,
@@ -56,7 +56,7 @@ def kernel_of(tile: Tile, dim: int, dtype: DType = f32, causal: bool = False) ->
     q, y = make_spec((1, 2, 256, dim), dtype, 16), make_spec((1, 256, 2, dim), dtype, 16)
     attrs = {"masks": (), "causal": causal, "scale": 1.0, "variant": "tiled"}
     with mock.patch.object(tiled, "tile_of", return_value=tile.of(dim)):
-        (call,) = op.get("attention").form((q, q, q), (y,), attrs).lower(CAPS).calls
+        (call,) = op_form(op.get("attention"), (q, q, q), (y,), attrs).lower(CAPS).calls
     dtypes = tuple(r.spec.dtype for r in call.tensors)
     return call.kernel.specialise(dtypes, (), call.constants, call.workgroup, call.signature)
 

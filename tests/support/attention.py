@@ -17,7 +17,7 @@ from centella.ops.attention.op import ATTENTION, reference
 from centella.simulator.run import Report, simulate
 from centella.specs import Caps, Spec, make_spec
 from tests.support.lang_common import Tensor
-from tests.support.launched import laid_out, parameters, rounded, traced
+from tests.support.launched import laid_out, op_form, parameters, rounded, traced
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int, int, int, int]
@@ -106,7 +106,7 @@ def planned(
     inputs += [make_spec(a.shape, dtype_of(KINDS[n]), 16) for n, a in arrays.items()]
     attrs = {"causal": causal, "scale": scale or dim**-0.5, "window": window, "softcap": softcap}
     y, kernel = make_spec((b, lq, heads, dim), dtype, 16), VARIANTS[variant]
-    form = ATTENTION.form(tuple(inputs), (y,), {**attrs, "masks": tuple(arrays)})
+    form = op_form(ATTENTION, tuple(inputs), (y,), {**attrs, "masks": tuple(arrays)})
     if isinstance(tile, MmaTile) and dtype is bf16:
         tile = replace(tile, parts=2)
     lowered = kernel.launches(form, tile or kernel.tile(form, caps), caps)

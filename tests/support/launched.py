@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import DType, narrow, widen
 from centella.emit.program import Call, parameter_words
 from centella.lang import KernelIR
 from centella.op import op
+from centella.op.form import Form
 from centella.specs import Caps, Spec
 from tests.support.lang_common import Tensor
 
 Array = np.ndarray[Any, Any]
+A = TypeVar("A", bound=Struct)
 
 
 def traced(call: Call) -> KernelIR:
@@ -23,11 +28,19 @@ def traced(call: Call) -> KernelIR:
     return call.kernel.specialise(dtypes, unit, call.constants, call.workgroup, call.signature)
 
 
+def op_form(
+    declared: op.Op[A], inputs: tuple[Spec, ...], outputs: tuple[Spec, ...],
+    attrs: Mapping[str, Any] = MappingProxyType({}),
+) -> Form[A]:  # fmt: skip
+    """What an operation is asked to do, its attributes by name."""
+    return Form(declared, inputs, outputs, declared.attrs(**attrs))
+
+
 def one_launch(
     name: str, inputs: tuple[Spec, ...], y: Spec, caps: Caps, **attrs: Any
 ) -> tuple[Call, KernelIR]:
     """The only launch of an operation, and its kernel."""
-    (call,) = op.get(name).form(inputs, (y,), attrs).lower(caps).calls
+    (call,) = op_form(op.get(name), inputs, (y,), attrs).lower(caps).calls
     return call, traced(call)
 
 

@@ -92,15 +92,15 @@ def host_log_mel(samples: Array, num_mels: int = 80) -> Array:
     Raises:
         ShapeError, DTypeError: samples of another shape or dtype.
     """
-    given = host_numbers("host_log_mel", samples)
-    check_mel("host_log_mel", given.shape, num_mels)
-    if given.dtype.kind != "f":
-        raise DTypeError(f"host_log_mel: samples: expected floats, got {given.dtype}")
-    rows = np.atleast_2d(given)
-    out = np.empty((len(rows), num_mels, given.shape[-1] // HOP), np.float32)
+    array = host_numbers("host_log_mel", samples)
+    check_mel("host_log_mel", array.shape, num_mels)
+    if array.dtype.kind != "f":
+        raise DTypeError(f"host_log_mel: samples: expected floats, got {array.dtype}")
+    rows = np.atleast_2d(array)
+    out = np.empty((len(rows), num_mels, array.shape[-1] // HOP), np.float32)
     for row, target in zip(rows, out, strict=True):
         _fill_row(row, target)
-    return out.reshape(*given.shape[:-1], *out.shape[1:])
+    return out.reshape(*array.shape[:-1], *out.shape[1:])
 
 
 def _fill_row(row: Array, out: Array) -> None:

@@ -110,10 +110,10 @@ class SpeechDetector:
             AudioError: samples of another shape or dtype, or that are not finite.
             WeightsError: the network fails, or gives no probability.
         """
-        name, given = "speech regions", np.asarray(samples)
-        if given.ndim != 1:
-            raise AudioError(f"{name}: expected samples [n], got {list(given.shape)}")
-        mono = floats(name, given)
+        name, array = "speech regions", np.asarray(samples)
+        if array.ndim != 1:
+            raise AudioError(f"{name}: expected samples [n], got {list(array.shape)}")
+        mono = floats(name, array)
         check_finite(name, mono, self._total, RATE)
         self._total += len(mono)
         return self._joined.steps(self._levels.push(mono))
@@ -157,8 +157,8 @@ class _Joined:
         """Add frames; the closed regions that end before the last of them."""
         self.closed += [region for level in levels for region in self._step(level)]
         count = sum(end * self.second <= self.at for _, end in self.closed)
-        given, self.closed = self.closed[:count], self.closed[count:]
-        return given
+        regions, self.closed = self.closed[:count], self.closed[count:]
+        return regions
 
     def _step(self, level: float) -> list[Region]:
         """The region that this frame ends, if it does."""
@@ -189,10 +189,10 @@ class _Joined:
 
     def finish(self, levels: list[float], total: float) -> list[Region]:
         """Add the last frames; the remaining regions of a sound of so many seconds."""
-        found = self.steps(levels) + self.closed
+        regions = self.steps(levels) + self.closed
         if self.start is not None:
-            found += self._close(self.last + 1)
-        return [(start, min(end, total)) for start, end in found if start < total]
+            regions += self._close(self.last + 1)
+        return [(start, min(end, total)) for start, end in regions if start < total]
 
     def _begin(self) -> float:
         pad = 0.0 if self.cut else self.rules.pad
@@ -236,8 +236,8 @@ def speech_regions(
         WeightsError, DTypeError, MissingExtraError: as `SileroModel`.
     """
     detector = SpeechDetector(rules, vad_model)
-    found = [region for piece in open_audio(samples) for region in detector.push(piece)]
-    return found + detector.finish()
+    regions = [region for piece in open_audio(samples) for region in detector.push(piece)]
+    return regions + detector.finish()
 
 
 def speech_pieces(
@@ -255,15 +255,15 @@ def speech_pieces(
         AudioError, WeightsError, DTypeError, MissingExtraError: as `speech_regions`.
     """
     detector = SpeechDetector(rules, vad_model)
-    held, first = np.empty(0, np.float32), 0  # samples from the one with index `first` on
+    buffer, first = np.empty(0, np.float32), 0  # samples from the one with index `first` on
 
     def cut(region: Region) -> tuple[float, Array]:
         begin, end = (round(second * RATE) for second in region)
-        return region[0], held[begin - first : end - first].copy()
+        return region[0], buffer[begin - first : end - first].copy()
 
     for piece in open_audio(samples):
-        held = np.concatenate([held, piece])
+        buffer = np.concatenate([buffer, piece])
         yield from map(cut, detector.push(piece))
-        settled = min(int(detector.settled * RATE), first + len(held))
-        held, first = held[settled - first :], settled
+        settled = min(int(detector.settled * RATE), first + len(buffer))
+        buffer, first = buffer[settled - first :], settled
     yield from map(cut, detector.finish())

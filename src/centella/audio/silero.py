@@ -112,16 +112,16 @@ class SileroModel:
         Raises:
             WeightsError: the network fails, or gives no probability.
         """
-        given = {"input": samples.reshape(1, -1), "sr": self._rate, **states}
+        inputs = {"input": samples.reshape(1, -1), "sr": self._rate, **states}
         try:
-            found, *after = self._session.run(self._interface.outputs, given)
+            output, *after = self._session.run(self._interface.outputs, inputs)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise WeightsError(f"{self.path}: onnxruntime: {_in_short(error)}") from error
-        if found.size != 1 or not 0.0 <= found.item() <= 1.0:
+        if output.size != 1 or not 0.0 <= output.item() <= 1.0:
             raise WeightsError(
-                f"{self.path}: expected output of one probability, got {_in_short(found.tolist())}"
+                f"{self.path}: expected output of one probability, got {_in_short(output.tolist())}"
             )
-        return found.item(), dict(zip(self._interface.states, after, strict=True))
+        return output.item(), dict(zip(self._interface.states, after, strict=True))
 
 
 class SileroLevels:
@@ -202,10 +202,10 @@ def _interface(path: str, inputs: Mapping[str, Input], outputs: Sequence[str]) -
     )
 
 
-def _fits(given: Input, kind: str, dims: list[int]) -> bool:
+def _fits(declared: Input, kind: str, dims: list[int]) -> bool:
     """Whether an input takes an array of a type and shape; a single number may have axes of 1."""
-    shape = given[1]
-    if given[0] != kind or (dims and len(shape) != len(dims)):
+    shape = declared[1]
+    if declared[0] != kind or (dims and len(shape) != len(dims)):
         return False
     known = dims or [1] * len(shape)
     return all(not isinstance(a, int) or a == b for a, b in zip(shape, known, strict=True))

@@ -136,28 +136,28 @@ def open_audio(
     """
     if isinstance(source, AudioStream):
         return source
-    given: object = source
+    untyped: object = source
     with ExitStack() as opened:
         raw = None if dtype is None else (rate, channels, dtype)
         if isinstance(source, str | os.PathLike):
             name = os.fspath(source)
-            found = _of_path(name, raw, opened)
+            audio = _of_path(name, raw, opened)
         elif hasattr(source, "read"):
-            found = _of_file(str(getattr(source, "name", "a stream")), None, source, raw)  # type: ignore[arg-type]  # `read` tells
+            audio = _of_file(str(getattr(source, "name", "a stream")), None, source, raw)  # type: ignore[arg-type]  # `read` tells
         elif hasattr(source, "__array__"):
-            found = _of_arrays([source], rate, channel_axis)  # type: ignore[list-item]  # it tells
-        elif isinstance(given, bytes | bytearray) or not isinstance(given, Iterable):
+            audio = _of_arrays([source], rate, channel_axis)  # type: ignore[list-item]  # it tells
+        elif isinstance(untyped, bytes | bytearray) or not isinstance(untyped, Iterable):
             raise AudioError(
                 f"audio: expected a path, a binary file, samples or an iterable of them, got "
-                f"{type(given).__name__}"
+                f"{type(untyped).__name__}"
             )
         else:
-            found = _of_arrays(cast("Iterable[Array]", given), rate, channel_axis)
-        opened.callback(found.close)
-        if found.rate != RATE:
-            _resampler(found.rate)
+            audio = _of_arrays(cast("Iterable[Array]", untyped), rate, channel_axis)
+        opened.callback(audio.close)
+        if audio.rate != RATE:
+            _resampler(audio.rate)
         kept = opened.pop_all()
-    return AudioStream(replace(found, close=kept.close))
+    return AudioStream(replace(audio, close=kept.close))
 
 
 def read_audio(
@@ -215,16 +215,16 @@ def _of_file(
     if raw is not None:
         return replace(open_pcm(name, file, *raw), live=not file.seekable())
     if not file.seekable():
-        found = open_wav(name, file)
-        if found is None:
+        wav = open_wav(name, file)
+        if wav is None:
             raise AudioError(f"{name}: expected WAV of integers or floats in a stream")
-        return replace(found, live=True)
+        return replace(wav, live=True)
     head = file.read(12)
     if not head:
         raise AudioError(f"{name}: expected audio, got 0 bytes")
     file.seek(0)
-    found = open_wav(name, file) if is_wav(head) else None
-    return found or open_coded(name, path, file)
+    wav = open_wav(name, file) if is_wav(head) else None
+    return wav or open_coded(name, path, file)
 
 
 def _of_arrays(arrays: Iterable[Array], rate: int, channel_axis: int) -> Source:
@@ -240,7 +240,7 @@ def _of_arrays(arrays: Iterable[Array], rate: int, channel_axis: int) -> Source:
 
     def blocks() -> Iterator[Array]:
         size = block_frames(channels)
-        for array in chain([first], (_frames(given, channel_axis) for given in left)):
+        for array in chain([first], (_frames(block, channel_axis) for block in left)):
             if array.shape[1] != channels:
                 raise AudioError(f"array: expected {channels} channels, got {array.shape[1]}")
             for begin in range(0, len(array), size):
@@ -250,10 +250,10 @@ def _of_arrays(arrays: Iterable[Array], rate: int, channel_axis: int) -> Source:
     return Source("array", rate, channels, blocks(), known, live=known is None)
 
 
-def _frames(given: Any, channel_axis: int) -> Array:
+def _frames(block: Any, channel_axis: int) -> Array:
     """Samples as [n, channels]."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(block)
     except (TypeError, ValueError) as error:  # rows of several lengths, or memory of a device
         raise AudioError(f"array: expected samples: {error}") from error
     if array.ndim == 1:
@@ -261,8 +261,8 @@ def _frames(given: Any, channel_axis: int) -> Array:
     if array.ndim != 2 or channel_axis not in (0, 1, -1):
         got = f"{list(array.shape)} with channel_axis={channel_axis}"
         if not array.ndim:
-            number = isinstance(given, int | float)
-            got = type(given).__name__ + "; write np.asarray(samples)" * number
+            number = isinstance(block, int | float)
+            got = type(block).__name__ + "; write np.asarray(samples)" * number
         raise AudioError(
             f"array: expected [n] or [n, channels] (or [channels, n] with channel_axis=0), "
             f"got {got}"
@@ -303,14 +303,14 @@ def _resampled(source: Source) -> Iterator[Array]:
         yield from _mono(source)
         return
     resampler = _resampler(source.rate)
-    taken = given = 0
+    taken = yielded = 0
     for mono in _mono(source):
         taken += len(mono)
         piece = resampler.resample_chunk(mono)
-        given += piece.size
+        yielded += piece.size
         if piece.size:
             yield piece
-    missing = max((2 * taken * RATE + source.rate) // (2 * source.rate), 1) - given
+    missing = max((2 * taken * RATE + source.rate) // (2 * source.rate), 1) - yielded
     rest = resampler.resample_chunk(np.empty(0, np.float32), last=True)[:missing]
     if missing > 0:
         yield np.pad(rest, (0, missing - rest.size))

@@ -92,15 +92,15 @@ def _cues(segments: Segments) -> Iterator[tuple[int, int, str]]:
             yield start, max(round(1000 * segment.end), start + 1), line
 
 
-def _line(given: str) -> str:
+def _line(line: str) -> str:
     """One line without control characters; characters that only format (joiners) stay."""
-    spaced = " ".join(given.split())
+    spaced = " ".join(line.split())
     return _encodable(spaced).translate(CONTROLS).strip()
 
 
-def _encodable(given: str) -> str:
+def _encodable(line: str) -> str:
     """The text with U+FFFD in place of halves of surrogate pairs, which UTF-8 cannot hold."""
-    return given.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return line.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _clock(ms: int, point: str) -> str:

@@ -138,8 +138,8 @@ def names_of(kind: str) -> list[str]:
     if kind != "webgpu":
         return [kind]
     webgpu = import_module(BACKENDS[kind][0])
-    found = list(enumerate(webgpu.adapters()))
-    some = [(i, a) for i, a in found if not webgpu.is_software(a)] or found[:1]
+    adapters = list(enumerate(webgpu.adapters()))
+    some = [(i, a) for i, a in adapters if not webgpu.is_software(a)] or adapters[:1]
     driver = some[0][1].info["backend_type"] if some else ""  # another one has the same GPUs
     return [f"webgpu:{i}" for i, adapter in some if adapter.info["backend_type"] == driver]
 

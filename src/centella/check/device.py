@@ -11,7 +11,7 @@ from centella.check.cases.case import Case
 from centella.check.cases.compare import differences
 from centella.check.cases.table import TABLE, sample_of
 from centella.check.rates import measure
-from centella.check.report import DeviceReport, Failure, Rate, found_on
+from centella.check.report import DeviceReport, Failure, Rate, device_fields
 from centella.errors import DeviceLostError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
@@ -78,7 +78,7 @@ def check_device(
     if not where.lost:
         where.pool.trim()
     return DeviceReport(
-        **found_on(where, time.perf_counter() - begin),
+        **device_fields(where, time.perf_counter() - begin),
         passed=passed, failed=failed, left_out=left_out, failures=tuple(failures.values()),
         rates=tuple(measured),
     )  # fmt: skip

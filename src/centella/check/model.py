@@ -24,7 +24,7 @@ from centella.check.decoder import (
     run_reference,
     tokens_of,
 )
-from centella.check.report import Layer, ModelReport, found_on
+from centella.check.report import Layer, ModelReport, device_fields
 from centella.check.speech import MEL, run_speech, run_speech_reference, sound_of
 from centella.dtypes import DType, dtype_of
 from centella.errors import MissingExtraError, WeightsError
@@ -91,7 +91,7 @@ def check_model(
     if isinstance(task, Generator | Transcriber):
         report = _check_text(task, root, where, dtype, quantize, audio)
         return ModelReport(
-            **found_on(where, time.perf_counter() - begin), folder=str(root), **report
+            **device_fields(where, time.perf_counter() - begin), folder=str(root), **report
         )
     if quantize is not None:
         raise WeightsError(f"{root}: quantize: expected a model to generate with, got one to embed")
@@ -111,7 +111,7 @@ def check_model(
         expected = {p: x for p, x in expected.items() if p.count(".") <= p.startswith("layers.")}
     layers = [_compared(p, *got[p], expected[p]) for p in got if p in expected]
     return ModelReport(
-        **found_on(where, time.perf_counter() - begin),
+        **device_fields(where, time.perf_counter() - begin),
         folder=str(root), against=against, layers=tuple(layers),
     )  # fmt: skip
 

@@ -260,8 +260,8 @@ def _line(layer: Layer, wide: int) -> str:
     return f"  {layer.path or 'logits':<{wide}} squared error {error:<8} largest {worst}{mark}"
 
 
-def found_on(device: Device, seconds: float) -> dict[str, Any]:
-    """What `Found` says of a device."""
+def device_fields(device: Device, seconds: float) -> dict[str, Any]:
+    """The fields of `Found`: a device, versions, seconds."""
     versions = {
         "centella": __version__,
         "Python": platform.python_version(),

@@ -96,10 +96,10 @@ def answered(
 
 def _together(generator: Generator, row: list[int], how: How, n: int) -> Answers:
     begin = time.perf_counter()
-    made = generator.generate([row], n=n, **how.options)
-    done = Answers(made, len(row), time.perf_counter() - begin)
+    generations = generator.generate([row], n=n, **how.options)
+    done = Answers(generations, len(row), time.perf_counter() - begin)
     if not how.as_json:
-        for i, one in enumerate(made, 1):
+        for i, one in enumerate(generations, 1):
             if n > 1:
                 out(f"--- {i} of {n}")
             piece(",".join(map(str, one.ids)) if one.text is None else one.text)

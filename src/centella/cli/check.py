@@ -47,8 +47,8 @@ def run(
     from centella.check import check_device, check_model
 
     report: DeviceReport | ModelReport
-    for name, given in (("quantize", quantize), ("audio", audio)):
-        if given is not None and model is None:
+    for name, option in (("quantize", quantize), ("audio", audio)):
+        if option is not None and model is None:
             raise CentellaError(f"check: --{name}: expected --model DIR with it, got none")
     if json_file is not None and json_file != "-":
         expect_writable(json_file)  # before the work is done

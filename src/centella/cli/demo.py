@@ -69,7 +69,7 @@ def run(
     scores = vectors @ asked
     best = [(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]]
     if as_json:
-        found = {
+        report = {
             "question": question,
             "device": where.name,
             "seconds_to_first": first,
@@ -80,7 +80,7 @@ def run(
             "ledger": led.as_dict(),
             "nearest": [{"score": score, **to_builtins(passage)} for score, passage in best],
         }
-        out_json(found)
+        out_json(report)
         return
     _show(best)
     out(f"ledger of the passages: {led}\n")
@@ -101,9 +101,9 @@ def _busy() -> str:
 
 
 def _show(best: list[tuple[float, Passage]]) -> None:
-    for score, found in best:
-        text = found.text if found.file.endswith(".py") else _reflowed(found.text)
-        draw(Excerpt(f"{score:.3f}  {in_line(found.file)}:{found.line}", text, LINES))
+    for score, passage in best:
+        text = passage.text if passage.file.endswith(".py") else _reflowed(passage.text)
+        draw(Excerpt(f"{score:.3f}  {in_line(passage.file)}:{passage.line}", text, LINES))
     out()
 
 
@@ -125,8 +125,8 @@ def _reflowed(text: str) -> str:
 
 def _next(over: str | None, model: str, device: str | None) -> str:
     """Three commands to try, with the options that were given."""
-    given = {"--model": None if model == "minilm" else model, "--device": device}
-    options = "".join(f" {k} {v}" for k, v in given.items() if v)
+    values = {"--model": None if model == "minilm" else model, "--device": device}
+    options = "".join(f" {k} {v}" for k, v in values.items() if v)
     return "\n".join(
         [
             "try next:",

@@ -98,11 +98,11 @@ class Work(Struct, eq=False):
         def told(done: int, pieces: int) -> None:
             self.tell(begin + done * len(some) // pieces, total)
 
-        found = self.embedder.embed(
+        embeddings = self.embedder.embed(
             some, batch_size=self.batch_size, progress=told, **self.options
         )  # fmt: skip
-        self.cut += [replace(cut, index=begin + cut.index) for cut in found.cut]
-        return found.dense
+        self.cut += [replace(cut, index=begin + cut.index) for cut in embeddings.cut]
+        return embeddings.dense
 
 
 def run(
@@ -122,14 +122,14 @@ def run(
     if output is not None:
         _expect_vectors(output)
     lines = _texts(texts or [], file)
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "prompt_name": prompt_name,
         "dim": dim,
         "chunk": chunk,
         "overlap": overlap,
         "exact": exact,
     }
-    options = {name: value for name, value in given.items() if value}
+    options = {name: value for name, value in settings.items() if value}
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
@@ -153,11 +153,11 @@ def run(
                 vectors = work.vectors(0, len(lines))
     if as_json:
         pairs = zip(lines, vectors.tolist(), strict=True)
-        made: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "embeddings": [{"text": t, "embedding": v} for t, v in pairs],
             "cut": [{"row": cut.index, "tokens": cut.tokens, "read": cut.read} for cut in work.cut],
         }
-        out_json({**made, "timing_ms": stages.found} if timing else made, indent=None)
+        out_json({**summary, "timing_ms": stages.millis} if timing else summary, indent=None)
     elif output is not None:
         out(f"{in_line(output)}: {vectors.shape[0]} x {vectors.shape[1]} {vectors.dtype}")
     cuts = work.cut_before + len(work.cut)

@@ -128,7 +128,7 @@ def run(
             "generate: --model DIR: expected a model folder, a .gguf file or a repository"
         )
     _check_together(
-        sum(given is not None for given in (prompt, file, ids)),
+        sum(source is not None for source in (prompt, file, ids)),
         ids is not None,
         chat,
         as_json,
@@ -167,16 +167,16 @@ def run(
 
 
 def _check_together(
-    prompts: int, ids: bool, chat: bool, as_json: bool, given: Mapping[str, object]
+    prompts: int, ids: bool, chat: bool, as_json: bool, options: Mapping[str, object]
 ) -> None:
     """Refuse options that do not go together."""
     if prompts > 1:
         raise CentellaError("generate: give one of PROMPT, --file and --ids")
-    if ids and (chat or given["system"] is not None):
+    if ids and (chat or options["system"] is not None):
         raise CentellaError(
             "generate: --ids is a whole prompt: give it without --chat and --system"
         )
-    for name, value in given.items():
+    for name, value in options.items():
         other = "json" if name in ("logprobs", "stream") else "chat"
         if value is not None and not (as_json if other == "json" else chat):
             raise CentellaError(f"generate: --{name}: expected --{other} with it, got none")
@@ -206,14 +206,14 @@ def _once(
 def _variables(template: str | None) -> dict[str, Any]:
     """What --template gives."""
     try:
-        given = json.loads(template or "{}")
+        variables = json.loads(template or "{}")
     except ValueError:
-        given = None
-    if not isinstance(given, dict):
+        variables = None
+    if not isinstance(variables, dict):
         raise CentellaError(
             f"generate: --template: expected an object of JSON, got {in_line(template or '')}"
         )
-    return given
+    return variables
 
 
 def _alternatives(logprobs: int | None) -> int | None:
@@ -226,15 +226,15 @@ def _alternatives(logprobs: int | None) -> int | None:
 
 def _checked(asked: Mapping[str, float | None]) -> dict[str, Any]:
     """The settings that were given, of which none is out of its range."""
-    given = {name: value for name, value in asked.items() if value is not None}
-    for name, value in given.items():
+    settings = {name: value for name, value in asked.items() if value is not None}
+    for name, value in settings.items():
         try:
             Sampling().with_("generate", {name: value})
         except CentellaError as error:
             option = name.replace("_", "-")
             why = str(error).removeprefix(f"generate: {name}: ")
             raise CentellaError(f"generate: --{option}: {why}") from error
-    return given
+    return settings
 
 
 def _row(generator: Generator, text: str | None, ids: str | None) -> list[int]:

@@ -30,11 +30,11 @@ MOST = 1 << 34  # bytes of a tensor, whatever a driver allows: 2^32 elements of 
 
 def run(as_json: Json = False) -> None:
     """Print what is found."""
-    found = gather()
+    report = gather()
     if as_json:
-        out_json(found)
+        out_json(report)
     else:
-        _show(found)
+        _show(report)
 
 
 def gather() -> dict[str, Any]:
@@ -96,26 +96,26 @@ def _extra(packages: tuple[str, ...]) -> dict[str, Any]:
     return {"installed": not missing, "versions": versions, "missing": missing}
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     out(
-        f"centella {found['centella']}, Python {found['python']}, NumPy {found['numpy']}, "
-        f"{found['platform']}\n"
+        f"centella {report['centella']}, Python {report['python']}, NumPy {report['numpy']}, "
+        f"{report['platform']}\n"
     )
-    for row in found["devices"]:
+    for row in report["devices"]:
         out(f"{row['open_with']:<9} {row['name']}; {row['type']}; {row['driver']}")
         memory = _size(row["memory_bytes"]) or "not reported by the driver"
         most = _size(min(row["limits"].get("max_tensor_bytes", 0), MOST) or None)
         out(f"          memory {memory}" + (f"; tensors up to {most}" if most else ""))
         if "cooperative_matrix" in row:
             out(f"          cooperative matrices: {row['cooperative_matrix']}")
-    for kind, why in found["missing"].items():
+    for kind, why in report["missing"].items():
         out(f"{kind:<9} none: {why}")
-    default = found["default"]
+    default = report["default"]
     why = default["why"]
-    for kind, text in found["missing"].items():  # which stands above
+    for kind, text in report["missing"].items():  # which stands above
         why = why.replace(f"{kind}: {text}", f"no {kind}")
     out(f"\ndefault   {default['name'] or 'none'}: {why}\n")
-    for name, extra in found["extras"].items():
+    for name, extra in report["extras"].items():
         state = "installed" if extra["installed"] else f"missing {', '.join(extra['missing'])}"
         line = "" if extra["installed"] else f"; pip install 'centella[{name}]'"
         out(f"extra     {name}: {state}{line}")

@@ -20,7 +20,7 @@ from centella.dtypes import DType, bool_, f16, f32, i8, i32, u8
 from centella.errors import CentellaError
 from centella.op.op import get
 from centella.ops.elementwise import TABLE, Expression
-from centella.ops.steps import ChainStep
+from centella.ops.steps import step_of
 from centella.record.recording import Recording
 from centella.runtime.device import device as open_device
 from centella.specs import Caps
@@ -88,7 +88,7 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         rows = (state(t, 1, 8, 4096, 128, dtype=i8) for _ in "kv")
         return (*rows, state(t, 1, 8, 4096, 2))
 
-    chain = (ChainStep("mul", (0, 1), (), (), "f32"), ChainStep("swish", (2,), (), (), "f32"))
+    chain = (step_of("mul", (0, 1), "f32"), step_of("swish", (2,), "f32"))
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
     calls: dict[str, Callable[[Make], Any]] = {
         **{n: _of(getattr(f, n), f32) for n in rows},

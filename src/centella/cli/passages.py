@@ -129,21 +129,21 @@ def split(text: str, headings: bool = False) -> Iterator[tuple[int, str]]:
         headings: whether `#` starts a heading (Markdown): a heading begins a piece, and the pieces
             that follow below it repeat it.
     """
-    start, held, heading = 1, "", ""
+    start, passage, heading = 1, "", ""
     for line, paragraph in _paragraphs(text):
         new = headings and paragraph.startswith("#")
-        if held and (new or len(held) + len(paragraph) > LONG):
-            yield start, held
-            held = ""
+        if passage and (new or len(passage) + len(paragraph) > LONG):
+            yield start, passage
+            passage = ""
         if new:
             heading = paragraph.split("\n", 1)[0]
-        if not held:
+        if not passage:
             start = line
-            held = paragraph if new or not heading else f"{heading}\n\n{paragraph}"
+            passage = paragraph if new or not heading else f"{heading}\n\n{paragraph}"
         else:
-            held = f"{held}\n\n{paragraph}"
-    if held:
-        yield start, held
+            passage = f"{passage}\n\n{paragraph}"
+    if passage:
+        yield start, passage
 
 
 def _parts(line: str) -> list[str]:
@@ -152,12 +152,12 @@ def _parts(line: str) -> list[str]:
 
 def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
     """Blocks between blank lines; one longer than `LONG` is cut at line ends, a line by `cut`."""
-    start, held = 1, ""
+    start, paragraph = 1, ""
     numbered = enumerate([*text.splitlines(), ""], 1)
     for number, line in ((n, part) for n, raw in numbered for part in _parts(raw.rstrip())):
-        if held and (not line or len(held) + len(line) > LONG):
-            yield start, held
-            held = ""
+        if paragraph and (not line or len(paragraph) + len(line) > LONG):
+            yield start, paragraph
+            paragraph = ""
         if line:
-            start = start if held else number
-            held = f"{held}\n{line}" if held else line
+            start = start if paragraph else number
+            paragraph = f"{paragraph}\n{line}" if paragraph else line

@@ -63,13 +63,13 @@ def run(
             f"search: {in_line(index)} has vectors of {dim} numbers, {in_line(called)} gives "
             f"{embedder.dim}; name with --model what embedded it"
         )
-    place = embedder.model.device
-    vectors = Index(stored.vectors, device=place, dtype="f16" if half else None)
+    where = embedder.model.device
+    vectors = Index(stored.vectors, device=where, dtype="f16" if half else None)
     with ledger() as led:
         matches = vectors.search(embedder.encode_query(questions, dim=dim), top)
     nearest = [
-        [_match(float(s), int(r), texts) for s, r in zip(scores, found, strict=True)]
-        for scores, found in zip(matches.scores, matches.rows, strict=True)
+        [_match(float(s), int(r), texts) for s, r in zip(scores, matched, strict=True)]
+        for scores, matched in zip(matches.scores, matches.rows, strict=True)
     ]
     if as_json:
         pairs = zip(questions, nearest, strict=True)

@@ -33,14 +33,14 @@ class Stages:
         led: a ledger with times, or None: nothing is measured.
 
     Attributes:
-        found: by stage, in order; empty where nothing is measured.
+        millis: by stage, in order; empty where nothing is measured.
     """
 
     def __init__(self, led: Ledger | None) -> None:
-        self.found: dict[str, float] = {}
+        self.millis: dict[str, float] = {}
         self._ledger = led
         if led is not None:
-            self.found["start and import"] = 1e3 * since_start()
+            self.millis["start and import"] = 1e3 * since_start()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -59,11 +59,11 @@ class Stages:
             del noted["upload"]
         for n, ms in noted.items():
             if ms:
-                self.found[n] = self.found.get(n, 0.0) + ms
-        self.found[name] = max(0.0, whole - sum(noted.values()))
+                self.millis[n] = self.millis.get(n, 0.0) + ms
+        self.millis[name] = max(0.0, whole - sum(noted.values()))
 
     def table(self) -> str:
         """One line a stage, and their sum."""
-        rows = {**self.found, "in all": sum(self.found.values())}
+        rows = {**self.millis, "in all": sum(self.millis.values())}
         wide = max(map(len, rows))
         return "\n".join(f"{name:<{wide}}  {ms:>9,.1f} ms" for name, ms in rows.items())

@@ -239,8 +239,8 @@ class Encoder(Module):
 
     def tables(self, seq_len: int, device: Device) -> list[Tables]:
         """Cos and sin of each rotary embedding; a capture keeps them."""
-        made = [turn.tables(seq_len) for turn in self.config.ropes]
-        return [(asarray(cos, device=device), asarray(sin, device=device)) for cos, sin in made]
+        tables = [turn.tables(seq_len) for turn in self.config.ropes]
+        return [(asarray(cos, device=device), asarray(sin, device=device)) for cos, sin in tables]
 
 
 def norm_of(config: BertConfig) -> LayerNorm:

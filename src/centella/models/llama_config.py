@@ -184,7 +184,7 @@ class _Reader(Fields):
         )
         scale = self.number("attention_multiplier", 0.0)
         scale = scale or self.divisor("query_pre_attn_scalar", float(head_dim)) ** -0.5
-        made = {
+        values = {
             "model_type": family, "vocab_size": self.whole("vocab_size"), "hidden_size": width,
             "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -207,7 +207,7 @@ class _Reader(Fields):
         }  # fmt: skip
         self.expect_neutral()
         self.expect_all_read()
-        return made
+        return values
 
     def expect_neutral(self) -> None:
         """Refuse values of published fields that nothing here reads, where they mean something."""

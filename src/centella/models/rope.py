@@ -192,11 +192,11 @@ class Rope:
 
     def _divisors(self, name: str) -> Frequencies:
         """A positive number for each pair."""
-        found = self._values.get(name)
-        fits = isinstance(found, list) and len(found) == self.dim // 2
-        if not fits or not all(_is_number(d) for d in found or ()):
-            self._fail(name, f"{self.dim // 2} positive numbers", found)
-        return np.array(found, np.float64)
+        divisors = self._values.get(name)
+        fits = isinstance(divisors, list) and len(divisors) == self.dim // 2
+        if not fits or not all(_is_number(d) for d in divisors or ()):
+            self._fail(name, f"{self.dim // 2} positive numbers", divisors)
+        return np.array(divisors, np.float64)
 
     def _number(self, name: str, default: float | None = None, over: float = 0.0) -> float:
         value = self._values.get(name)

@@ -51,9 +51,9 @@ class BlockCache:
         self, num_kv_heads: int, head_dim: int, blocks: int, *, num_layers: int = 1,
         dtype: Any = f32, device: str | Device | None = None,
     ) -> None:  # fmt: skip
-        given = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "blocks": blocks,
+        sizes = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "blocks": blocks,
                  "num_layers": num_layers}  # fmt: skip
-        for name, value in given.items():
+        for name, value in sizes.items():
             whole("BlockCache", name, value, 1)
         self.dtype: DType = dtype_of(dtype)
         check_storage("BlockCache", self.dtype)

@@ -150,10 +150,10 @@ class BlockTable:
         size = self._pool.size
         for start in range(0, len(tokens) - size + 1, size):
             part = tokens[start : start + size]
-            found = self._pool.find(self._last, part)
-            if found is None:
+            known = self._pool.find(self._last, part)
+            if known is None:
                 break
-            number, block = found
+            number, block = known
             self._pool.share(block)
             self.blocks.append(block)
             self._contents.append(number)
@@ -190,10 +190,10 @@ class BlockTable:
         pool, shared = self._pool, self._shared(start, end)
         pool.need(self.missing(start, end))
         copies = []
-        for place in shared:
-            copies.append((self.blocks[place], pool.take()))
-            pool.release(self.blocks[place])
-            self.blocks[place] = copies[-1][1]
+        for index in shared:
+            copies.append((self.blocks[index], pool.take()))
+            pool.release(self.blocks[index])
+            self.blocks[index] = copies[-1][1]
         for block in self.blocks[start // pool.size : self._number(end)]:
             pool.forget(block)
         del self._contents[start // pool.size :]
@@ -214,9 +214,9 @@ class BlockTable:
                 f"more, got {len(tokens)}; reserve their places first"
             )
         self.tokens += tokens
-        for place in range(len(self._contents), len(self.tokens) // size):
-            part = self.tokens[place * size : (place + 1) * size]
-            self._contents.append(self._pool.know(self.blocks[place], self._last, part))
+        for index in range(len(self._contents), len(self.tokens) // size):
+            part = self.tokens[index * size : (index + 1) * size]
+            self._contents.append(self._pool.know(self.blocks[index], self._last, part))
 
     def fork(self) -> BlockTable:
         """Another sequence with the same past: the blocks are shared."""

@@ -64,9 +64,9 @@ class KVCache:
         self, batch: int, num_kv_heads: int, head_dim: int, capacity: int, *, num_layers: int = 1,
         dtype: Any = f32, device: str | Device | None = None,
     ) -> None:  # fmt: skip
-        given = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
+        sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
                  "capacity": capacity, "num_layers": num_layers}  # fmt: skip
-        for name, value in given.items():
+        for name, value in sizes.items():
             whole("KVCache", name, value, 1)
         kind = dtype_of(dtype)
         check_storage("KVCache", kind)
@@ -255,12 +255,12 @@ class KVCache:
                 f"append: this step brings {filled.tokens} tokens, layer {layer} got {tokens}"
             )
         steps = self._steps.value
-        made = write(steps[1] if begins else steps[0])
+        result = write(steps[1] if begins else steps[0])
         keys = self._layers[layer].keys
         if begins:  # only now: a write that cannot be recorded begins nothing
             self._begin(tokens, keys.value._value.recording)
         keys.mark(lambda _: self._filled.step)
-        return made
+        return result
 
     @uninterrupted
     def append_attend(

@@ -155,11 +155,11 @@ def _packed(tensors: list[Blocks], format: Format, device: Device) -> QTensor:
     most = max(PIECE // (blocks * size), 1)
 
     def read(first: int, *outs: Array) -> None:
-        for number, begin, place in _within(rows, first, len(outs[0]), most):
-            raw = np.empty((place.stop - place.start, blocks, size), np.uint8)
+        for number, begin, target in _within(rows, first, len(outs[0]), most):
+            raw = np.empty((target.stop - target.start, blocks, size), np.uint8)
             tensors[number].read_rows(begin, raw)
             for out, plane in zip(outs, convert(raw), strict=True):
-                out[place] = plane
+                out[target] = plane
 
     kinds = [(plane.shape(sum(rows), blocks), plane.dtype or f16) for plane in format.planes]
     specs = [device.storage.spec(*kind) for kind in kinds]
@@ -239,9 +239,9 @@ def filled(parts: Sequence[Part], kind: DType, device: Device) -> Tensor | None:
     counts = [part.shape[0] for part, _ in parts]
 
     def read(first: int, out: Array) -> None:
-        for number, row, place in _within(counts, first, len(out)):
+        for number, row, target in _within(counts, first, len(out)):
             part, own = parts[number]
-            _read_rows(part, own or f32, row, out[place], kind)
+            _read_rows(part, own or f32, row, out[target], kind)
 
     spec = device.storage.spec((sum(counts), *parts[0][0].shape[1:]), kind)
     values = device.recorder.fill([spec], read)

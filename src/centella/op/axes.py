@@ -8,7 +8,7 @@ the results. An axis without a letter is needed whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -48,13 +48,13 @@ class Fold(Struct, frozen=True):
     Attributes:
         letter: of the operands' axes.
         by: the element-wise op that puts two together, in the type that the op computes in.
-        attrs: attributes of the parts that are not those of the whole.
+        attrs: of the parts; None: those of the whole.
         factor: what the whole is multiplied by at the end.
     """
 
     letter: str
     by: str = "add"
-    attrs: tuple[tuple[str, Any], ...] = ()
+    attrs: Struct | None = None
     factor: float | None = None
 
 

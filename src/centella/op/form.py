@@ -16,7 +16,7 @@ from centella.specs import Caps, Spec
 if TYPE_CHECKING:
     from centella.op.op import Lower, Lowered, Op
 
-A_co = TypeVar("A_co", covariant=True)
+A_co = TypeVar("A_co", bound=Struct, covariant=True)
 WHOLE: Mapping[str, Part] = MappingProxyType({})
 
 
@@ -24,6 +24,11 @@ def loaded(where: str) -> Any:
     """What a module has, by "module:name"; the module is imported with the first such call."""
     module, name = where.split(":")
     return getattr(import_module(module), name)
+
+
+def named(attrs: Struct) -> dict[str, Any]:
+    """The attributes that are given, as keyword arguments of a formula."""
+    return {n: v for n, v in asdict(attrs).items() if v is not None}
 
 
 class Form(Struct, Generic[A_co], frozen=True, eq=False):
@@ -44,12 +49,6 @@ class Form(Struct, Generic[A_co], frozen=True, eq=False):
     nbytes: int = 0
     copies: tuple[int, ...] = ()
     parts: Mapping[str, Part] = WHOLE
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """The attributes that are given, in the order of names."""
-        attrs: Any = self.attrs
-        return {n: v for n, v in sorted(asdict(attrs).items()) if v is not None}
 
     def lower(self, caps: Caps) -> Lowered:
         """The launches on a device."""

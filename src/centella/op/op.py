@@ -17,12 +17,11 @@ from msgspec.structs import replace
 from centella.dtypes import Array, DType, narrow, widen
 from centella.emit.program import Call, HostProgram, Ref
 from centella.op.axes import Axes
-from centella.op.form import Form
+from centella.op.form import Form, named
 from centella.specs import Caps, Shape, Spec
 
 Out = tuple[Shape, DType]
-A = TypeVar("A")
-NONE: Mapping[str, Any] = {}
+A = TypeVar("A", bound=Struct)
 
 
 class Lowered(Struct, frozen=True):
@@ -87,8 +86,8 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
         mutates: inputs that it changes in place, each a State: output `i` is the next version of
             input `mutates[i]`, in the same memory. The formula changes those arrays themselves.
         overwrites: those of them that it writes whole and never reads: they may hold anything.
-        element: `element(values, numbers, attrs) -> value` on traced values, where each element
-            of the result depends on the same element of each operand alone.
+        element: `element(values, attrs) -> value` on traced values, numbers among the attributes
+            too, where each element of the result depends on the same of each operand alone.
         formula: `formula(o, values, attrs) -> value` on the operand set `o`, numbers among the
             attributes; the CPU runs it on blocks, where all operands are f32 or bool. Without it
             the reference is called with whole arrays.
@@ -112,7 +111,7 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
     attrs: Callable[..., A] = NoAttrs  # type: ignore[assignment]
     mutates: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
-    element: Callable[[list[Any], dict[str, Any], dict[str, Any]], Any] | None = None
+    element: Callable[[list[Any], A], Any] | None = None
     formula: Callable[[Any, list[Any], A], Any] | None = None
     host: Callable[[Form[A]], HostProgram | None] | None = None
     axes: Callable[[Form[A]], Axes] | None = None
@@ -126,12 +125,6 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
             raise ValueError(f"two ops are called {self.name!r}")
         _registry[self.name] = self
 
-    def form(
-        self, inputs: tuple[Spec, ...], outputs: tuple[Spec, ...], attrs: Mapping[str, Any] = NONE
-    ) -> Form[A]:
-        """What it is asked to do, its attributes by name."""
-        return Form(self, inputs, outputs, self.attrs(**attrs))
-
     def host_program(self, form: Form[A]) -> HostProgram:
         """What the CPU runs: it writes its results where they belong.
 
@@ -142,7 +135,7 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
         program = self.host(form) if self.host is not None else None
         if program is not None:
             return program
-        plain = {k: v for k, v in form.named.items() if k != "variant"}
+        plain = {k: v for k, v in named(form.attrs).items() if k != "variant"}
         wide_in = [s.dtype for s in form.inputs]
         targets = [(s.shape, s.dtype) for s in form.outputs]
         reference = self.reference

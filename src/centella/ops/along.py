@@ -28,7 +28,7 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import (
     Number,
     element_call,
@@ -37,12 +37,12 @@ from centella.ops.elements import (
     numbered,
     offset_of,
 )
-from centella.ops.elementwise import OPS
+from centella.ops.elementwise import plain_call
 from centella.ops.gather import GatherAttrs, check_indices, pick_call
 from centella.ops.kernel_params import signature
 from centella.ops.layout import broadcast, broadcast_strides, flat
 from centella.ops.rows import place_of
-from centella.ops.sort import ARGSORT
+from centella.ops.sort import ARGSORT, SortAttrs
 from centella.specs import Caps, Shape, Spec, make_spec
 
 WORKGROUP = 256
@@ -168,9 +168,9 @@ def scatter_reference(x: Array, indices: Array, values: Array, axis: int, reduce
     return y
 
 
-def _wrap(values: list[Expr], scalars: dict[str, Any], attrs: dict[str, Any]) -> Expr:
+def _wrap(values: list[Expr], numbers: dict[str, Expr], attrs: NoAttrs) -> Expr:
     index = values[0]
-    return lang.select(index < 0, index + scalars["rows"], index)
+    return lang.select(index < 0, index + numbers["rows"], index)
 
 
 def _scatter(
@@ -231,7 +231,7 @@ def scatter_lower(form: Form[ScatterAttrs], caps: Caps) -> Lowered:
     x, indices, _ = form.inputs
     y, axis = form.outputs[0], form.attrs.axis
     if not indices.size:
-        (call,) = OPS["copy"].form((x,), (y,)).lower(caps).calls
+        call = plain_call("copy", (x,), y, caps)
         return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
     part = form.part("r", x.shape[axis])
     last = axis if len(indices.shape) > 1 else 0
@@ -242,7 +242,7 @@ def scatter_lower(form: Form[ScatterAttrs], caps: Caps) -> Lowered:
     keys = make_spec(dense, i32, 4)
     line = Spec(moved.shape, i32, _dense(moved.shape), keys.aligned)
     wrap = element_call(wrap_kernel, (moved,), line, (Number("rows", "i32", part.whole),))
-    sort = ARGSORT.form((keys,), (keys,)).lower(caps)
+    sort = Form(ARGSORT, (keys,), (keys,), SortAttrs()).lower(caps)
     calls = [replace(wrap, tensors=(Ref(1, wrap.tensors[0].spec), Ref(4, wrap.tensors[1].spec)))]
     calls += [
         replace(c, tensors=tuple(Ref(r.index + 4, r.spec) for r in c.tensors)) for c in sort.calls

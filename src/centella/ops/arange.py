@@ -55,8 +55,7 @@ def rule(specs: tuple[Spec, ...], attrs: ArangeAttrs) -> tuple[Out, ...]:
     if dtype is bool_:
         raise DTypeError("arange: expected a numeric dtype, got bool")
     start, step = attrs.start, attrs.step
-    last = {"last": start + (size - 1) * step} if size else {}
-    check_numbers("arange", {"start": start, **last}, dtype)
+    check_numbers("arange", (start, *([start + (size - 1) * step] if size else [])), dtype)
     return (((size,), dtype),)
 
 

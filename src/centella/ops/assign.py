@@ -15,7 +15,7 @@ from centella.ops.elements import element_call, element_kernel
 from centella.ops.kernel_params import signature
 from centella.specs import Caps, Spec
 
-kernel: Kernel = element_kernel("assign", lambda values, scalars, attrs: values[0], moves=True)
+kernel: Kernel = element_kernel("assign", lambda values, numbers, attrs: values[0], moves=True)
 
 
 def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
+from centella.op.op import NoAttrs
 from centella.ops.kernel_params import signature
 from centella.ops.layout import broadcast_strides, flat, merge
 from centella.ops.rows import place_of, width_of
 from centella.specs import Spec
 
+A = TypeVar("A", bound=Struct)
 WORKGROUP = 256
 NUMBERS = (int, float)
+NONE = NoAttrs()
 
 
 class Number(NamedTuple):
@@ -40,14 +45,14 @@ class Number(NamedTuple):
 def element_kernel(name: str, compute: Callable[..., Any], moves: bool = False) -> Kernel:
     """A kernel that gives each thread one chunk (or word) of the output.
 
-    `compute(values, scalars, attrs)` maps the operands' elements to one output element. Constants:
-    `rank` of the merged iteration space, `chunk` (16 bytes a thread, else a word), `modes` of the
-    operands ("chunk": 16-byte loads, "one": repeats along the row, "any": strided elements),
-    `scalars` and `attrs` of the expression.
+    `compute(values, numbers, attrs)` maps the operands' elements, and the numbers that ride with
+    the launch, to one output element. Constants: `rank` of the merged iteration space, `chunk` (16
+    bytes a thread, else a word), `modes` of the operands ("chunk": 16-byte loads, "one": repeats
+    along the row, "any": strided elements), `scalars` (the numbers' types) and `attrs`.
     """
 
     def run(
-        *, rank: int, chunk: bool, modes: Any, scalars: Any, attrs: Any, y: Argument,
+        *, rank: int, chunk: bool, modes: Any, scalars: Any, attrs: Struct, y: Argument,
         **inputs: Argument,
     ) -> None:  # fmt: skip
         width = width_of(y, chunk)
@@ -60,7 +65,7 @@ def element_kernel(name: str, compute: Callable[..., Any], moves: bool = False) 
                 load_elements(inputs[f"x{k}"], mode, places[k], column, width, k)
                 for k, mode in enumerate(modes)
             ]
-            out = [compute([c[j] for c in columns], numbers, dict(attrs)) for j in range(width)]
+            out = [compute([c[j] for c in columns], numbers, attrs) for j in range(width)]
             y.store(places[-1] + column, out)
 
     run.__name__ = name
@@ -121,7 +126,7 @@ def element_call(
     inputs: tuple[Spec, ...],
     out: Spec,
     numbers: tuple[Number, ...] = (),
-    attrs: tuple[tuple[str, Any], ...] = (),
+    attrs: Struct = NONE,
 ) -> Call:
     """The launch of an element kernel: merged dimensions, widest access that fits."""
     sizes, steps = _space(inputs, out)
@@ -197,12 +202,9 @@ def as_f32(value: int | float) -> float:
         return float(np.float32(value))
 
 
-def split_numbers(
-    attrs: Mapping[str, Any], dtype: DType
-) -> tuple[tuple[Number, ...], tuple[tuple[str, Any], ...]]:
-    """Attributes that ride with the launch, as values of the dtype, and those that choose it."""
+def split_numbers(attrs: A, dtype: DType) -> tuple[tuple[Number, ...], A]:
+    """Attributes that ride with the launch, as values of the dtype, and the attributes without."""
     type_ = number_type(dtype)
-    numeric = sorted((n, v) for n, v in attrs.items() if isinstance(v, NUMBERS))
+    numeric = sorted((n, v) for n, v in asdict(attrs).items() if isinstance(v, NUMBERS))
     numbers = [Number(n, type_, as_f32(v) if dtype.is_float else int(v)) for n, v in numeric]
-    rest = {n: v for n, v in attrs.items() if not isinstance(v, NUMBERS)}
-    return tuple(numbers), tuple(sorted(rest.items()))
+    return tuple(numbers), replace(attrs, **dict.fromkeys(n for n, _ in numeric))

@@ -8,18 +8,21 @@ aside, arithmetic is f32 whatever the storage; each op rounds once, when it stor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, defstruct
-from msgspec.structs import asdict
+from msgspec.structs import astuple, replace
 
 from centella.dtypes import DType, bool_
+from centella.emit.program import Call
 from centella.errors import DTypeError
 from centella.op.axes import broadcasting
-from centella.op.form import Form
-from centella.op.op import NONE, Lowered, NoAttrs, Op, Out
+from centella.op.form import Form, named
+from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
 from centella.ops.host import on_blocks
 from centella.ops.layout import broadcast
@@ -90,7 +93,7 @@ class Expression(Struct, frozen=True):
     kinds: tuple[str, ...]
     doc: str
     attrs: type[Struct] | None = None
-    example: Mapping[str, Any] = NONE
+    example: Mapping[str, Any] = MappingProxyType({})
     domain: str = "normal"
     exact: Callable[..., Any] | None = None
     conditions: int = 0
@@ -207,21 +210,21 @@ def _rule(expression: Expression) -> Callable[[tuple[Spec, ...], Struct], tuple[
         if any(s.dtype is not first for s in specs[split:]):
             got = ", ".join(s.dtype.name for s in specs[split:])
             raise DTypeError(f"{name}: expected operands of one dtype, got {got}")
-        check_numbers(name, asdict(attrs), first)
+        check_numbers(name, astuple(attrs), first)
         dtype = bool_ if expression.compares else first
         return ((broadcast(name, *(s.shape for s in specs)), dtype),)
 
     return rule
 
 
-def check_numbers(op: str, attrs: Mapping[str, Any], dtype: DType) -> None:
+def check_numbers(op: str, attrs: Iterable[object], dtype: DType) -> None:
     """Numbers among the attributes must be values of the dtype.
 
     Raises:
         DTypeError: for a fraction, or a number out of range, where the dtype is an integer; for an
             integer that no float holds.
     """
-    for value in attrs.values():
+    for value in attrs:
         if isinstance(value, NUMBERS) and not _fits(value, dtype):
             bits = value.bit_length() if isinstance(value, int) else 0
             got = f"one of {bits} bits" if bits > 64 else value
@@ -237,30 +240,29 @@ def _fits(value: int | float, dtype: DType) -> bool:
 
 
 def _declare(expression: Expression) -> Op[Struct]:
-    def call(o: Any, values: list[Any], attrs: Mapping[str, Any]) -> Any:
+    kind = expression.attrs or (Either if "first" in expression.operands else NoAttrs)
+
+    def formula(o: Any, values: list[Any], attrs: Struct) -> Any:
         """The expression of its operands in order, numbers filled in, and its attributes."""
-        left, numbers = iter(values), {n: v for n, v in attrs.items() if v is not None}
+        left, numbers = iter(values), named(attrs)
         ordered = [numbers.pop(n) if n in numbers else next(left) for n in expression.operands]
         return expression.fn(o, *ordered, **numbers)
 
-    def compute(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
-        return call(KERNEL, values, {**scalars, **attrs})
-
-    def formula(o: Any, values: list[Any], attrs: Struct) -> Any:
-        return call(o, values, asdict(attrs))
-
     def lower(form: Form[Struct], caps: Caps) -> Lowered:
-        numbers, rest = split_numbers(form.named, form.inputs[-1].dtype)
+        numbers, rest = split_numbers(form.attrs, form.inputs[-1].dtype)
         return Lowered((element_call(kernel, form.inputs, form.outputs[0], numbers, rest),))
 
-    kernel = element_kernel(expression.name, compute)
+    element = partial(formula, KERNEL)
+    kernel = element_kernel(
+        expression.name, lambda values, numbers, attrs: element(values, replace(attrs, **numbers))
+    )
     return Op(
         expression.name,
         _rule(expression),
-        lambda *arrays, **attrs: call(NUMPY, list(arrays), attrs),
+        lambda *arrays, **attrs: formula(NUMPY, list(arrays), kind(**attrs)),
         lower,
-        attrs=expression.attrs or (Either if "first" in expression.operands else NoAttrs),
-        element=compute,
+        attrs=kind,
+        element=element,
         formula=formula,
         host=on_blocks(expression.name, formula),
         axes=broadcasting,
@@ -270,3 +272,9 @@ def _declare(expression: Expression) -> Op[Struct]:
 
 EXPRESSIONS: dict[str, Expression] = {e.name: e for e in TABLE}
 OPS: dict[str, Op[Struct]] = {e.name: _declare(e) for e in TABLE}
+
+
+def plain_call(name: str, inputs: tuple[Spec, ...], out: Spec, caps: Caps) -> Call:
+    """The launch of an op that is given no attributes."""
+    op = OPS[name]
+    return Form(op, inputs, (out,), op.attrs()).lower(caps).calls[0]

@@ -29,7 +29,7 @@ def rule(specs: tuple[Spec, ...], attrs: FillAttrs) -> tuple[Out, ...]:
     dtype = dtype_of(attrs.dtype)
     if any(n < 0 for n in attrs.shape):
         raise ShapeError(f"fill: expected extents of 0 or more, got {list(attrs.shape)}")
-    check_numbers("fill", {"value": attrs.value}, dtype)
+    check_numbers("fill", (attrs.value,), dtype)
     return ((attrs.shape, dtype),)
 
 
@@ -39,12 +39,12 @@ def reference(shape: tuple[int, ...], dtype: str, value: Array) -> Array:
     return np.full(shape, value, np.float32 if kind.is_float else kind.numpy)
 
 
-kernel: Kernel = element_kernel("fill", lambda values, scalars, attrs: scalars["value"])
+kernel: Kernel = element_kernel("fill", lambda values, numbers, attrs: numbers["value"])
 
 
 def lower(form: Form[FillAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    numbers, _ = split_numbers({"value": form.attrs.value}, form.outputs[0].dtype)
+    numbers, _ = split_numbers(form.attrs, form.outputs[0].dtype)
     return Lowered((element_call(kernel, (), form.outputs[0], numbers),))
 
 

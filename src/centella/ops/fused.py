@@ -19,14 +19,14 @@ from centella.errors import LimitError
 from centella.host.call_list import Symbol
 from centella.op.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
 from centella.op.axes import along_rows as by_rows
-from centella.op.form import Form
+from centella.op.form import Form, named
 from centella.op.op import Lowered, Op, Out, get
 from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain
 from centella.ops.layout import takes_rows
 from centella.ops.operands import SYMBOLS
-from centella.ops.steps import Chain, ChainStep, FusedAttrs, Scalars, chain_of, computed
+from centella.ops.steps import Chain, ChainStep, FusedAttrs, chain_of, computed
 from centella.specs import Caps, Spec
 
 ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
@@ -35,10 +35,10 @@ ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
 }
 
 
-def _compute(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
+def _compute(values: list[Any], numbers: dict[str, Any], attrs: FusedAttrs) -> Any:
     have = list(values)
-    for index, step in enumerate(attrs["steps"]):
-        have.append(computed(step, index, [have[k] for k in step.operands], scalars))
+    for index, step in enumerate(attrs.steps):
+        have.append(computed(step, index, [have[k] for k in step.operands], numbers))
     return have[-1]
 
 
@@ -63,14 +63,13 @@ def _rounded(value: Any, dtype: DType) -> Any:
     return widen(narrow(value, dtype), dtype)
 
 
-def reference(*xs: Any, steps: tuple[ChainStep, ...], numbers: Scalars = ()) -> Any:
+def reference(*xs: Any, steps: tuple[ChainStep, ...]) -> Any:
     """The NumPy formula, one step after the other."""
-    have, riding = list(xs), dict(numbers)
-    for index, step in enumerate(steps):
-        own = {n: riding[f"{index}.{n}"] for n in step.numbers}
+    have = list(xs)
+    for step in steps:
         formula = get(step.name).reference
         assert formula is not None, "every op that is fused has one"
-        value = formula(*(have[k] for k in step.operands), **dict(step.attrs), **own)
+        value = formula(*(have[k] for k in step.operands), **named(step.attrs))
         have.append(_rounded(np.asarray(value), dtype_of(step.dtype)))
     return have[-1]
 
@@ -86,15 +85,11 @@ def host(form: Form[FusedAttrs]) -> HostProgram | None:
     if at.shape != form.outputs[0].shape:
         return None
 
-    riding = dict(form.attrs.numbers)
-
     def evaluate(values: list[Symbol]) -> Symbol:
         have = list(values)
-        for index, (step, op) in enumerate(zip(chain.steps, ops, strict=True)):
+        for step, op in zip(form.attrs.steps, ops, strict=True):
             assert op.formula is not None, "looked at above"
-            own = {n: riding[f"{index}.{n}"] for n in step.numbers}
-            operands = [have[k] for k in step.operands]
-            have.append(op.formula(SYMBOLS, operands, op.attrs(**dict(step.attrs), **own)))
+            have.append(op.formula(SYMBOLS, [have[k] for k in step.operands], step.attrs))
         return have[-1]
 
     return block_program("fused", form.inputs, form.outputs[0], evaluate)
@@ -113,8 +108,8 @@ def lower(form: Form[FusedAttrs], caps: Caps) -> Lowered:
             if not takes_rows(0, spec):
                 raise LimitError(f"fused {op}: parts of {list(spec.shape)} are no rows")
         return ALONG_ROWS[op](chain, form.outputs[0], caps)
-    steps = (("steps", chain.steps),)
-    return Lowered((element_call(kernel, form.inputs, form.outputs[0], chain.numbers, steps),))
+    attrs = FusedAttrs(chain.steps)
+    return Lowered((element_call(kernel, form.inputs, form.outputs[0], chain.numbers, attrs),))
 
 
 def axes_of(form: Form[FusedAttrs]) -> Axes:

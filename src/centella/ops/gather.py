@@ -28,7 +28,7 @@ from centella.op.axes import LETTERS, Axes, axes
 from centella.op.form import Form
 from centella.op.op import Lowered, NoAttrs, Op, Out
 from centella.ops.elements import index_of, numbered, offset_of
-from centella.ops.elementwise import OPS
+from centella.ops.elementwise import plain_call
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, merge
 from centella.ops.rows import place_of, width_of
@@ -190,7 +190,7 @@ def scatter_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """Two launches: the last index of each row, then the rows; a copy without indices."""
     (x, indices, values), y = form.inputs, form.outputs[0]
     if not indices.size:
-        (call,) = OPS["copy"].form((x,), (y,)).lower(caps).calls
+        call = plain_call("copy", (x,), y, caps)
         return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
     found = make_spec(x.shape[:1], i32, caps.row_alignment)
     part = form.part("r", x.shape[0])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from centella.dtypes import bool_, f32
 from centella.emit.program import HostProgram
@@ -16,7 +17,7 @@ from centella.ops.layout import broadcast_strides, merge
 from centella.ops.operands import SYMBOLS
 from centella.specs import Spec
 
-A = TypeVar("A")
+A = TypeVar("A", bound=Struct)
 
 
 def plain(specs: Sequence[Spec]) -> bool:

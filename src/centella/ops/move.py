@@ -51,8 +51,8 @@ def cast_reference(x: Array, dtype: str) -> Any:
     return to_integers(x, target) if x.dtype.kind == "f" else x.astype(target.numpy)
 
 
-def _cast_value(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any]) -> Any:
-    target: DType = dtype_of(attrs["dtype"])
+def _cast_value(values: list[Any], attrs: CastAttrs) -> Any:
+    target: DType = dtype_of(attrs.dtype)
     x = values[0]
     if target.kind == "bool" and x.dtype.is_float:
         return lang.bitcast(x, u32) << 1 != 0
@@ -63,13 +63,15 @@ def _cast_value(values: list[Any], scalars: dict[str, Any], attrs: dict[str, Any
     return lang.cast(x, target)
 
 
-cast_kernel: Kernel = element_kernel("cast", _cast_value)
+cast_kernel: Kernel = element_kernel(
+    "cast", lambda values, numbers, attrs: _cast_value(values, attrs)
+)
 
 
 def cast_lower(form: Form[CastAttrs], caps: Caps) -> Lowered:
     """One element kernel; a change of item size goes word by word."""
-    rest = (("dtype", form.attrs.dtype),)
-    return Lowered((element_call(cast_kernel, form.inputs, form.outputs[0], attrs=rest),))
+    call = element_call(cast_kernel, form.inputs, form.outputs[0], attrs=form.attrs)
+    return Lowered((call,))
 
 
 def _reshape(*, rank_in: int, rank_out: int, parts: bool, x: Argument, y: Argument) -> None:

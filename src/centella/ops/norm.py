@@ -89,7 +89,7 @@ def _normalise(
     for item in row.items():
         have = values(item)
         out = [((v - first) - mean) * factor if kind == "layer" else v * factor for v in have[x]]
-        for name, k in zip(dict(step.attrs)["vectors"], vectors, strict=True):
+        for name, k in zip(step.attrs.vectors, vectors, strict=True):
             pairs = zip(out, have[k], strict=True)
             out = [v * w if name == "weight" else v + w for v, w in pairs]
         if at < len(steps) - 1:
@@ -160,9 +160,7 @@ def reference(x: Array, *affine: Array, **attrs: Any) -> Any:
 
 def lower(form: Form[NormAttrs], caps: Caps) -> Lowered:
     """One launch; a team a row."""
-    choice = {"kind": form.attrs.kind, "vectors": form.attrs.vectors}
-    chain = single("norm", choice, (("eps", form.attrs.eps),), (*form.inputs, form.outputs[0]))
-    return lower_chain(chain, form.outputs[0], caps)
+    return lower_chain(single(form), form.outputs[0], caps)
 
 
 def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
@@ -178,7 +176,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
         (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out)),
         (("columns", columns), ("rows", rows), *space.scalars, *chain.scalars),
         (
-            ("at", chain.at), ("chunk", chunk), ("kind", dict(chain.steps[chain.at].attrs)["kind"]),
+            ("at", chain.at), ("chunk", chunk), ("kind", chain.steps[chain.at].attrs.kind),
             ("modes", space.modes), ("rank", space.rank), ("steps", chain.steps),
             ("team", team), ("types", chain.types),
         ),

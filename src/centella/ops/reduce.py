@@ -124,7 +124,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     One launch, or two for rows longer than SPLIT elements.
     """
     step, sources = chain.steps[chain.at], [rows_of(s) for s in chain.sources]
-    op, factor = dict(step.attrs).get("op", "sum"), 1.0
+    op, factor = getattr(step.attrs, "op", "sum"), 1.0
     rows, columns = sources[0].shape
     if op == "mean":
         op, factor = "sum", 1.0 / columns if columns else float("nan")
@@ -240,8 +240,7 @@ def reference(x: Any, op: str) -> Any:
 
 def lower(form: Form[ReduceAttrs], caps: Caps) -> Lowered:
     """One launch, or two for rows longer than SPLIT elements."""
-    chain = single("reduce", {"op": form.attrs.op}, (), (*form.inputs, form.outputs[0]))
-    return lower_chain(chain, form.outputs[0], caps)
+    return lower_chain(single(form), form.outputs[0], caps)
 
 
 def dot_rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
@@ -264,8 +263,7 @@ def dot_reference(a: Array, b: Array) -> Any:
 
 def dot_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     """As `sum` of products."""
-    out = form.outputs[0]
-    return lower_chain(single("dot", {}, (), (*form.inputs, out)), out, caps)
+    return lower_chain(single(form), form.outputs[0], caps)
 
 
 def axes_of(form: Form[ReduceAttrs]) -> Axes:
@@ -273,7 +271,7 @@ def axes_of(form: Form[ReduceAttrs]) -> Axes:
     rows, columns = LETTERS[: len(form.outputs[0].shape)], form.inputs[0].shape[-1]
     fold = Fold("k", {"max": "maximum", "min": "minimum"}.get(form.attrs.op, "add"))
     if form.attrs.op == "mean":
-        fold = Fold("k", attrs=(("op", "sum"),), factor=1.0 / max(columns, 1))
+        fold = Fold("k", attrs=ReduceAttrs("sum"), factor=1.0 / max(columns, 1))
     return axes([f"{rows}k"], [rows], fold=fold)
 
 

@@ -79,15 +79,14 @@ def attention_form(form: Form[RopeAttendAttrs]) -> Form[AttentionAttrs]:
         (b, width), (down, across) = starts.shape, starts.strides
         named["starts"] = Spec((b,), starts.dtype, (down,))
         named["blocks"] = Spec((b, width - 1), starts.dtype, (down, across))
-    inner = {"masks": tuple(named), "scale": attrs.scale, "window": attrs.window,
-             "softcap": attrs.softcap}  # fmt: skip
-    return ATTENTION.form((q, keys, values, *named.values()), (y,), inner)
+    inner = AttentionAttrs(tuple(named), attrs.scale, window=attrs.window, softcap=attrs.softcap)
+    return Form(ATTENTION, (q, keys, values, *named.values()), (y,), inner)
 
 
 def cache_form(form: Form[RopeAttendAttrs], q: Spec) -> Form[RopeCacheAttrs]:
     """What its rotation and cache are asked to do."""
-    attrs = {"interleaved": form.attrs.interleaved, "eps": form.attrs.eps}
-    return ROPE_CACHE.form(form.inputs, (*form.outputs[:2], q), attrs)
+    attrs = RopeCacheAttrs(form.attrs.interleaved, form.attrs.eps)
+    return Form(ROPE_CACHE, form.inputs, (*form.outputs[:2], q), attrs)
 
 
 def host(form: Form[RopeAttendAttrs]) -> HostProgram:

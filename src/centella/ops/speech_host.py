@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array
 from centella.emit.program import HostProgram
-from centella.op.form import Form
+from centella.op.form import Form, named
 from centella.ops.sample import noise
 
 NEVER = -3.0e38  # the logit of a token that may not come
@@ -100,6 +100,6 @@ def host(form: Form[SpeechAttrs]) -> HostProgram:
     """On the CPU."""
 
     def call(arrays: list[Array], outs: list[Array]) -> None:
-        outs[3][...] = reference(*arrays, **form.named)[3]
+        outs[3][...] = reference(*arrays, **named(form.attrs))[3]
 
     return HostProgram("numpy:speech_token", "speech_token", call)

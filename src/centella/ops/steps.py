@@ -12,18 +12,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import dtype_of
+from centella.dtypes import DType, dtype_of
 from centella.emit.program import Kernel
 from centella.lang.kernel_params import Signature, TensorParam
 from centella.lang.memory import Argument
+from centella.op.form import Form
 from centella.op.op import get
 from centella.ops.elements import (
+    A,
     Number,
     index_of,
     number,
-    number_type,
     numbered,
     offset_of,
     split_numbers,
@@ -42,29 +44,32 @@ class ChainStep(NamedTuple):
     Attributes:
         name: of the op.
         operands: 0 .. inputs - 1 are the chain's inputs, then come the steps before.
-        attrs: those that choose the program.
-        numbers: names of those that ride with the launch, as "<index of the step>.<name>".
+        attrs: in a `Chain` without the numbers, which ride with the launch.
         dtype: what it is rounded to.
     """
 
     name: str
     operands: tuple[int, ...]
-    attrs: tuple[tuple[str, Any], ...]
-    numbers: tuple[str, ...]
+    attrs: Any
     dtype: str
 
 
+def step_of(name: str, operands: tuple[int, ...], to: str, /, **attrs: Any) -> ChainStep:
+    """A step by the names of its op and attributes."""
+    return ChainStep(name, operands, get(name).attrs(**attrs), to)
+
+
 class FusedAttrs(Struct, frozen=True):
-    """Steps, and the numbers that ride with the launch, as "<index of the step>.<name>"."""
+    """The ops in their order."""
 
     steps: tuple[ChainStep, ...]
-    numbers: Scalars = ()
 
 
 class Chain(Struct, frozen=True):
     """Steps with the numbers that ride, and the layout of every value.
 
     Attributes:
+        numbers: as "<index of the step>.<name>".
         specs: of the operands as they are, then of the steps as if each were stored.
     """
 
@@ -118,26 +123,31 @@ class Chain(Struct, frozen=True):
 
 def chain_of(inputs: tuple[Spec, ...], attrs: FusedAttrs, row_alignment: int) -> Chain:
     """The chain that attributes describe, on a device that aligns rows so."""
-    steps, given_numbers = attrs.steps, dict(attrs.numbers)
+    steps: list[ChainStep] = []
     numbers: list[Number] = []
     specs = list(inputs)
-    for index, step in enumerate(steps):
-        numbers_of = {n: given_numbers[f"{index}.{n}"] for n in step.numbers}
-        riding = {f"{index}.{n}": v for n, v in numbers_of.items()}
-        numbers += split_numbers(riding, specs[step.operands[-1]].dtype)[0]
+    for index, step in enumerate(attrs.steps):
         operands = tuple(specs[k] for k in step.operands)
-        op = get(step.name)
-        ((shape, kind),) = op.rule(operands, op.attrs(**dict(step.attrs), **numbers_of))
+        riding, rest = numbers_of(index, step.attrs, operands[-1].dtype)
+        steps.append(step._replace(attrs=rest))
+        numbers += riding
+        ((shape, kind),) = get(step.name).rule(operands, step.attrs)
         specs.append(make_spec(shape, kind, row_alignment))
-    return Chain(steps, tuple(numbers), tuple(specs))
+    return Chain(tuple(steps), tuple(numbers), tuple(specs))
 
 
-def single(name: str, attrs: Mapping[str, Any], numbers: Scalars, specs: tuple[Spec, ...]) -> Chain:
-    """One op as a chain of its own; `specs` end with its result."""
-    riding = tuple(n for n, _ in numbers)
-    operands = tuple(range(len(specs) - 1))
-    step = ChainStep(name, operands, tuple(attrs.items()), riding, specs[-1].dtype.name)
-    return Chain((step,), tuple(Number(f"0.{n}", "f32", v) for n, v in numbers), specs)
+def numbers_of(index: int, attrs: A, dtype: DType) -> tuple[tuple[Number, ...], A]:
+    """As `split_numbers`, of the step with an index, which their names begin with."""
+    numbers, rest = split_numbers(attrs, dtype)
+    return tuple(n._replace(name=f"{index}.{n.name}") for n in numbers), rest
+
+
+def single(form: Form[Any]) -> Chain:
+    """One op as a chain of its own."""
+    numbers, attrs = numbers_of(0, form.attrs, form.inputs[-1].dtype)
+    operands = tuple(range(len(form.inputs)))
+    step = ChainStep(form.op.name, operands, attrs, form.outputs[0].dtype.name)
+    return Chain((step,), numbers, (*form.inputs, *form.outputs))
 
 
 # -- in a kernel ----------------------------------------------------------------------------------
@@ -147,8 +157,9 @@ def computed(step: ChainStep, index: int, operands: list[Any], numbers: Mapping[
     """What an element-wise step makes of one element of each operand."""
     op = get(step.name)
     assert op.element is not None, "only element-wise steps are computed element by element"
-    numbers_of = {n: numbers[f"{index}.{n}"] for n in step.numbers}
-    return lang.stored(op.element(operands, numbers_of, dict(step.attrs)), dtype_of(step.dtype))
+    names = ((n, f"{index}.{n}") for n in step.attrs.__struct_fields__)
+    attrs = replace(step.attrs, **{n: numbers[key] for n, key in names if key in numbers})
+    return lang.stored(op.element(operands, attrs), dtype_of(step.dtype))
 
 
 class Elements:
@@ -251,13 +262,10 @@ def _mode(spec: Spec, steps: Shape, width: int, columns: int) -> str:
 # -- how much a kernel holds ----------------------------------------------------------------------
 
 
-def _one(*, step: ChainStep, y: Argument, **inputs: Argument) -> None:
-    index = lang.global_id()
-    numbers = traced_numbers(
-        tuple((f"0.{n}", number_type(inputs[f"x{len(inputs) - 1}"].dtype)) for n in step.numbers)
-    )
-    per_word = y.dtype.per_word
-    value = computed(step, 0, [inputs[f"x{k}"][index] for k in range(len(inputs))], numbers)
+def _one(*, step: ChainStep, types: Types, y: Argument, **inputs: Argument) -> None:
+    index, per_word = lang.global_id(), y.dtype.per_word
+    operands = [inputs[f"x{k}"][index] for k in range(len(inputs))]
+    value = computed(step, 0, operands, traced_numbers(types))
     y.store(index * per_word, [value] * per_word)
 
 
@@ -265,10 +273,10 @@ _probe: Kernel = Kernel(_one, workgroup=64, name="weigh", signature=Signature(()
 
 
 @lru_cache(maxsize=1024)
-def weight(step: ChainStep, dtypes: tuple[Any, ...]) -> int:
+def weight(step: ChainStep, types: Types, dtypes: tuple[DType, ...]) -> int:
     """Statements of a step for one element of operands of these dtypes, as a trace counts them."""
     out = dtype_of(step.dtype)
     params = [(f"x{k}", TensorParam("in", None, 1)) for k in range(len(dtypes))]
     signature = Signature((*params, ("y", TensorParam("out", None, 1))), (), ())
-    unit = (True,) * (len(dtypes) + 1)
-    return len(_probe.specialise((*dtypes, out), unit, (("step", step),), signature=signature).body)
+    unit, constants = (True,) * (len(dtypes) + 1), (("step", step), ("types", types))
+    return len(_probe.specialise((*dtypes, out), unit, constants, signature=signature).body)

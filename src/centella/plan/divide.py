@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.dtypes import dtype_of
@@ -21,7 +22,7 @@ from centella.op.axes import Along, Axes, Dims, Fold, Part
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.ops.fused import FUSED
-from centella.ops.steps import ChainStep
+from centella.ops.steps import FusedAttrs, step_of
 from centella.specs import Caps, Spec, make_spec
 
 CHUNK, WORD = 16, 4  # bytes
@@ -206,13 +207,13 @@ class Division:
 
     def _part(
         self, ranges: Mapping[str, Range], target: tuple[int, Spec] | None = None,
-        changed: Mapping[str, Any] | None = None,
+        attrs: Struct | None = None,
     ) -> None:  # fmt: skip
         """The launches of one part.
 
         Args:
             target: the temporary that gets its result, instead of the op's own.
-            changed: attributes that are not those of the whole.
+            attrs: of the part; None: those of the whole.
         """
         views = [_view(spec, dims, ranges) for spec, dims in self._operands]
         inputs = tuple(spec for spec, _ in views[: len(self._form.inputs)])
@@ -223,20 +224,18 @@ class Division:
         for index, spec in enumerate(inputs):
             if not self._form.op.takes(index, spec):
                 raise self.refusal(self._form.inputs[index])
-        attrs = self._form.attrs
-        if changed:
-            attrs = replace(attrs, **changed)
         parts = {
             c: Part(ranges[c][0], ranges[c][1] - ranges[c][0], self._extents[c])
             for c in self._axes.told + self._axes.chosen
             if c in ranges
         }
-        lowered = Form(self._form.op, inputs, outputs, attrs, parts=parts).lower(self._caps)
+        form = Form(self._form.op, inputs, outputs, attrs or self._form.attrs, parts=parts)
+        lowered = form.lower(self._caps)
         count = len(views)
         for number, spec in enumerate(lowered.temporaries):
             self._reserve(reserved + number, spec)
 
-        def place(ref: Ref) -> Ref:
+        def bound(ref: Ref) -> Ref:
             if ref.index >= count:
                 return replace(ref, index=ref.index + reserved)
             if target is not None and ref.index >= len(inputs):
@@ -244,7 +243,7 @@ class Division:
             return replace(ref, offset=ref.offset + views[ref.index][1])
 
         for call in lowered.calls:
-            self._calls.append(replace(call, tensors=tuple(map(place, call.tensors))))
+            self._calls.append(replace(call, tensors=tuple(map(bound, call.tensors))))
 
     def _reserve(self, number: int, spec: Spec) -> None:
         """Room for temporary `number`, which every part uses anew."""
@@ -264,7 +263,7 @@ class Division:
         parts = list(self._ranges([fold.letter]))
         for number, part in enumerate(parts):
             into = fresh if number else total
-            self._part({**ranges, **part}, (into, partial), dict(fold.attrs))
+            self._part({**ranges, **part}, (into, partial), fold.attrs)
             if not number:
                 continue
             last = number == len(parts) - 1
@@ -280,17 +279,15 @@ class Division:
     def _combine(self, fold: Fold, refs: tuple[Ref, Ref, Ref], last: bool) -> None:
         """One launch: two results together; the last is what the op gives."""
         wide, out = refs[0].spec.dtype, refs[2].spec
-        steps = [ChainStep(fold.by, (0, 1), (), (), wide.name)]
-        numbers: dict[str, float] = {}
+        steps = [step_of(fold.by, (0, 1), wide.name)]
         if last and fold.factor is not None:
-            numbers["1.factor"] = fold.factor
-            steps.append(ChainStep("scale", (2,), (), ("factor",), wide.name))
+            steps.append(step_of("scale", (2,), wide.name, factor=fold.factor))
         if out.dtype is not wide:
-            dtype = (("dtype", out.dtype.name),)
-            steps.append(ChainStep("cast", (len(steps) + 1,), dtype, (), out.dtype.name))
-        attrs = {"steps": tuple(steps), "numbers": tuple(numbers.items())}
+            name = out.dtype.name
+            steps.append(step_of("cast", (len(steps) + 1,), name, dtype=name))
         operands = (refs[0].spec, refs[1].spec)
-        (call,) = FUSED.form(operands, (out,), attrs).lower(self._caps).calls
+        form = Form(FUSED, operands, (out,), FusedAttrs(tuple(steps)))
+        (call,) = form.lower(self._caps).calls
         tensors = (replace(refs[r.index], spec=r.spec) for r in call.tensors)
         self._calls.append(replace(call, tensors=tuple(tensors)))
 

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from centella.emit.program import exact
 from centella.op.form import Form
 from centella.ops import norm, reduce
-from centella.ops.elements import NUMBERS
 from centella.ops.fused import ALONG_ROWS, FUSED
-from centella.ops.steps import ChainStep, FusedAttrs, weight
+from centella.ops.steps import ChainStep, FusedAttrs, numbers_of, weight
 from centella.plan.divide import divisible
 from centella.plan.graph import PlanNode, Source
 from centella.record.values import Origin
@@ -38,12 +36,11 @@ class FormStep(NamedTuple):
     """A form as a step of a chain.
 
     Attributes:
-        step: without operands; values: of its numbers.
+        numbers: how many ride with the launch.
         statements: of an element-wise one, for one element; 0 on the host.
     """
 
-    step: ChainStep
-    values: tuple[Any, ...]
+    numbers: int
     statements: int
 
 
@@ -127,13 +124,13 @@ class _Graph(Struct, eq=False):
         """A form as a step of a chain, worked out once."""
         known = self.known.steps.get(form)
         if known is None:
-            attrs = form.named
-            numbers = {n: v for n, v in attrs.items() if isinstance(v, NUMBERS)}
-            rest = tuple((n, v) for n, v in attrs.items() if n not in numbers)
-            step = ChainStep(form.op.name, (), rest, tuple(numbers), form.outputs[0].dtype.name)
-            counted = form.op.element is not None and self.caps.target != "numpy"
-            dtypes = tuple(spec.dtype for spec in form.inputs)
-            known = FormStep(step, tuple(numbers.values()), weight(step, dtypes) if counted else 0)
+            numbers, attrs = numbers_of(0, form.attrs, form.inputs[-1].dtype)
+            statements = 0
+            if form.op.element is not None and self.caps.target != "numpy":
+                step = ChainStep(form.op.name, (), attrs, form.outputs[0].dtype.name)
+                types = tuple((n.name, n.type) for n in numbers)
+                statements = weight(step, types, tuple(spec.dtype for spec in form.inputs))
+            known = FormStep(len(numbers), statements)
             self.known.steps[form] = known
         return known
 
@@ -230,20 +227,20 @@ class _Group:
         own = holds or form.outputs[0] is self._out  # what it stores, or holds, sets the width
         lanes = form.outputs[0].dtype.per_chunk if own else 1
         if holds:
-            lanes = max(lanes, self._held(form)[0])
+            lanes = max(lanes, self._registers(form)[0])
         reads[BEFORE if holds else side] |= frozenset(_operands(node))
         step = self._graph.step(form)
         statements = step.statements
         if statements and side == BEFORE and self.anchor is not None:
-            statements *= self._held(self._nodes[self.anchor].form)[1]
+            statements *= self._registers(self._nodes[self.anchor].form)[1]
         return _Size(
             (reads[BEFORE], reads[AFTER]),
-            size.numbers + len(step.values),
+            size.numbers + step.numbers,
             size.statements + statements,
             max(size.lanes, lanes),
         )
 
-    def _held(self, form: Form[Any]) -> tuple[int, int]:
+    def _registers(self, form: Form[Any]) -> tuple[int, int]:
         """Elements that a thread of a norm or reduction has at a time, and how often it does."""
         caps = self._graph.caps
         if caps.target == "numpy":
@@ -305,25 +302,21 @@ def _chain(group: list[int], graph: _Graph) -> PlanNode:
     nodes, forms = graph.nodes, graph.known.chains
     outside = _outside(group, nodes)
     places: dict[int, int] = {}
-    steps: list[ChainStep] = []
-    numbers: dict[str, Any] = {}
+    steps: list[tuple[Form[Any], tuple[int, ...]]] = []
     for count, index in enumerate(group):
         node = nodes[index]
         operands = tuple(
             places[source.node] if source.node in places else outside[source, spec]
             for source, spec in _operands(node)
         )
-        step, values, _ = graph.step(node.form)
-        steps.append(ChainStep(step.name, operands, *step[2:]))
-        for name, value in zip(step.numbers, values, strict=True):
-            numbers[f"{count}.{name}"] = value
+        steps.append((node.form, operands))
         places[index] = len(outside) + count
     last = nodes[group[-1]]
     inputs = tuple(spec for _, spec in outside)
-    outputs = last.form.outputs
-    key = (inputs, outputs, exact(tuple(numbers.values())), tuple(steps))
+    key = (inputs, tuple(steps))
     form = forms.get(key)
     if form is None:
-        attrs = FusedAttrs(tuple(steps), tuple(numbers.items()))
-        form = forms[key] = Form(FUSED, inputs, outputs, attrs, last.form.nbytes)
+        chain = (ChainStep(f.op.name, k, f.attrs, f.outputs[0].dtype.name) for f, k in steps)
+        attrs = FusedAttrs(tuple(chain))
+        form = forms[key] = Form(FUSED, inputs, last.form.outputs, attrs, last.form.nbytes)
     return replace(last, form=form, inputs=tuple(source for source, _ in outside))

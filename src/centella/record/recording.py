@@ -173,7 +173,7 @@ class Recording:
         nodes, self.nodes = self.nodes, []
         where: list[Recording | None] = []  # each node is now
         numbers: list[int] = []
-        given_up: list[Value] = []
+        abandoned: list[Value] = []
         for node in nodes:
             sources = [origin[0] for value, origin, _ in node.inputs if value is None]
             target: Recording | None = self
@@ -182,7 +182,7 @@ class Recording:
                 lost = node.op.mutates or any(value.is_version for value in operands)
                 lost = lost or any(nodes[i].op.mutates or where[i] is None for i in sources)
                 target = None if lost else aside
-                given_up += node.alive
+                abandoned += node.alive
             where.append(target)
             numbers.append(0 if target is None else len(target.nodes))
             if target is None:
@@ -207,7 +207,7 @@ class Recording:
                 value.refuse(error)
                 if value.cell is not None:
                     value.cell.read_by(self)  # what stays may read the version that is back
-        return given_up
+        return abandoned
 
     def _value_of(self, node: Node, origin: Origin) -> Value:
         """What a node makes, for an operand in another recording."""

@@ -334,16 +334,16 @@ def every_device() -> list[Device]:
     Raises:
         DeviceError: none is left.
     """
-    found, errors = [], []
+    opened, errors = [], []
     for name in names_of(default_device().name.partition(":")[0]):
         try:
-            found.append(trusted(name))
+            opened.append(trusted(name))
         except DeviceError as error:
             errors.append(str(error))
             logger("device").warning("%s is left out: %s", name, error)
-    if not found:
+    if not opened:
         raise DeviceError(f"expected a device that works: {'; '.join(errors)}")
-    return found
+    return opened
 
 
 def devices() -> list[str]:

@@ -133,9 +133,9 @@ class Executor:
                         self._run_operands(recording)
                     return self._run(recording, outputs, reads, cache, peek)
                 except CentellaError as error:
-                    given_up = [] if recording.explicit else recording.give_up(error)
-                    mine = asked is None or any(v is w for v in asked for w in given_up)
-                    if mine or not given_up or any(value.is_version for value in given_up):
+                    abandoned = [] if recording.explicit else recording.give_up(error)
+                    mine = asked is None or any(v is w for v in asked for w in abandoned)
+                    if mine or not abandoned or any(value.is_version for value in abandoned):
                         raise
 
     def _run_operands(self, recording: Recording) -> None:

@@ -115,7 +115,7 @@ class Replay:
         executor = self._executor
         for value in outputs:
             value.check_current()
-        self._place_inputs()
+        self._allocate_inputs()
         executor.write_uploads(taken)
         boundary = boundary_of(taken, outputs)
         for value in (*self._inputs.values, *outputs):
@@ -177,7 +177,7 @@ class Replay:
         node = origin[0]
         return Replayed(self._what, self.plan.label(node), self.plan.launches_of(node))
 
-    def _place_inputs(self) -> None:
+    def _allocate_inputs(self) -> None:
         """Allocate one arena for the inputs."""
         inputs = self._inputs
         for value in inputs.values:

@@ -101,17 +101,17 @@ def words(
         decode: tokens to text; language: a code, or None.
     """
     begins = [start, *ends[:-1]]
-    found: list[tuple[list[int], str]] = []
+    groups: list[tuple[list[int], str]] = []
     for group, text in _pieces(ids, decode):
         spaced = text.startswith(" ") or text.strip() in string.punctuation
-        if found and (not text or (language not in SPACELESS and not spaced)):
-            found[-1] = (found[-1][0] + group, found[-1][1] + text)
+        if groups and (not text or (language not in SPACELESS and not spaced)):
+            groups[-1] = (groups[-1][0] + group, groups[-1][1] + text)
         else:
-            found.append((group, text))
+            groups.append((group, text))
     return tuple(
         Word(begins[group[0]], ends[group[-1]], text,
              float(np.mean([probabilities[i] for i in group])))
-        for group, text in _punctuated(found)
+        for group, text in _punctuated(groups)
     )  # fmt: skip
 
 
@@ -129,10 +129,10 @@ def _pieces(ids: Ids, decode: Callable[[Ids], str]) -> list[tuple[list[int], str
     return pieces
 
 
-def _punctuated(found: list[tuple[list[int], str]]) -> list[tuple[list[int], str]]:
+def _punctuated(groups: list[tuple[list[int], str]]) -> list[tuple[list[int], str]]:
     """Opening marks joined to the word after them, closing ones to the word before."""
     joined: list[tuple[list[int], str]] = []
-    for group, text in found:
+    for group, text in groups:
         last = joined[-1] if joined else None
         mark = text.strip()
         if last and ((mark and mark in CLOSING and not last[1].endswith(" "))

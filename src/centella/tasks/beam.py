@@ -73,8 +73,8 @@ class Beams:
         if no_repeat:
             scores = self._no_repeat.masked(scores)
         rules = session.vocabulary.rules(timed)
-        given = (scores, session.suppress.levels, self._notes.value)
-        scores = apply_all(get("speech_scores"), given, rules)[0]
+        operands = (scores, session.suppress.levels, self._notes.value)
+        scores = apply_all(get("speech_scores"), operands, rules)[0]
         best, which = best_of(scores + self._scores.value, batch, 2 * beam)
         self._go_on(best, which, seen, no_repeat)
         return best, which
@@ -187,12 +187,12 @@ class _Texts:
             return
         self._tokens += 1
         runs: list[tuple[float, Ids]] = []
-        for place, (score, code) in enumerate(zip(best.tolist(), which.tolist(), strict=True)):
+        for rank, (score, code) in enumerate(zip(best.tolist(), which.tolist(), strict=True)):
             parent, token = divmod(code, self._vocab)
             text = [*self._running[parent], token]
             if token != self._end:
                 runs.append((score, text))
-            if (last or token == self._end) and place < self._beam:
+            if (last or token == self._end) and rank < self._beam:
                 self._ended.append((score / self._tokens, text))
         self._ended = sorted(self._ended, key=lambda kept: -kept[0])[: self._beam]
         self._running = [text for _, text in runs[: self._beam]]

@@ -201,10 +201,10 @@ def _widths(text: str) -> Iterator[str]:
     while at:
         if text.startswith("(", at):
             depth = 0
-            for found in _PARENTHESES.finditer(text, at):
-                depth += 1 if found[0] == "(" else -1
+            for match in _PARENTHESES.finditer(text, at):
+                depth += 1 if match[0] == "(" else -1
                 if not depth:
-                    at = found.end()
+                    at = match.end()
                     break
             else:  # Python raises here
                 return

@@ -101,10 +101,10 @@ class ChatTemplate:
         if self._with_tools is not None and values.get("tools") is not None:
             return self._with_tools.render(messages, answer=answer, **values)
         render, failure = self._compiled
-        given = {**self._tokens, **values, "messages": [dict(m) for m in messages],
-                 "add_generation_prompt": answer}  # fmt: skip
+        variables = {**self._tokens, **values, "messages": [dict(m) for m in messages],
+                     "add_generation_prompt": answer}  # fmt: skip
         try:
-            return render(given)
+            return render(variables)
         except (CentellaError, failure, ArithmeticError, LookupError, TypeError, ValueError,
                 AttributeError, RecursionError, MemoryError) as error:  # fmt: skip
             what = str(error)

@@ -40,7 +40,7 @@ class Chunk(Struct, frozen=True):
 def cut_at(text: str, begin: int, end: int) -> int:
     """The best place from `begin` to `end` to cut a text; `end` where no line or word ends."""
     places = (max((m.end() for m in e.finditer(text, begin, end)), default=0) for e in ENDS)
-    return next((place for place in places if place), end)
+    return next((cut for cut in places if cut), end)
 
 
 def prepared(texts: list[Any], prompt: str, lower_case: bool) -> list[Any]:

@@ -127,7 +127,7 @@ class _Runner(Hinted):
             progress = flag("classify", "progress", progress)
         if self._tree.changed:
             self._tree, self._captured = Tree(self.model), self._capture()
-        found: list[Array] = [np.empty(0, np.float32)] * count
+        logits: list[Array] = [np.empty(0, np.float32)] * count
         types: list[Array | None] = [None] * count
         config, most, pad = self.model.config, self.config.max_length, self.tokenizer.pad_id or 0
 
@@ -142,21 +142,21 @@ class _Runner(Hinted):
         def submit(batch: Batch) -> Pending[Array]:
             inputs = [*batch.grid(batch_size, most, pad)]
             second = np.zeros_like(inputs[0])
-            for place, text in zip(second, batch.texts.tolist(), strict=False):
+            for target, text in zip(second, batch.texts.tolist(), strict=False):
                 if (row := types[text]) is not None:
-                    place[: len(row)] = row
+                    target[: len(row)] = row
             return self._captured.fetch(*inputs, *([second] if second.any() else []))
 
         def take(batch: Batch, result: Array) -> None:
             lengths = batch.tokens.lengths[batch.rows]
             for i, row, length in zip(batch.texts, result, lengths, strict=False):
-                found[i] = row[:length] if row.ndim == 2 else row
+                logits[i] = row[:length] if row.ndim == 2 else row
 
         parts = [partial(tokenized, some) for some in portions(count)]
         threads = threads_ahead([self.model.device])
         batches = batches_of(parts, batch_size, most, 0, threads)
         run_batches(batches, count, submit, take, progress)
-        return found
+        return logits
 
 
 class Classifier(_Runner):
@@ -213,8 +213,8 @@ class Classifier(_Runner):
         top = len(self.labels) if top_k is None else whole("classify", "top_k", top_k, 1)
         several = listed("classify", texts)
         logits = self._logits(len(several), self._alone(several), batch_size, progress)
-        found = [self._sorted(activated(row, self.config.spread), top) for row in logits]
-        return found[0] if isinstance(texts, str) else found
+        labels = [self._sorted(activated(row, self.config.spread), top) for row in logits]
+        return labels[0] if isinstance(texts, str) else labels
 
     def predict(
         self, pairs: Sequence[str] | Iterable[Sequence[str]], *, batch_size: int = 32,
@@ -243,9 +243,9 @@ class Classifier(_Runner):
             WeightsError: for a token that the model has no vector for.
         """
         refuse_names("predict", other)
-        given = listed("predict", pairs)
-        single = bool(given) and all(isinstance(text, str) for text in given)
-        several = [given] if single else given
+        texts = listed("predict", pairs)
+        single = bool(texts) and all(isinstance(text, str) for text in texts)
+        several = [texts] if single else texts
         for i, pair in enumerate(several):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise DTypeError(f"predict: pairs[{i}]: expected two texts, got {pair!r:.80}")
@@ -351,11 +351,11 @@ class TokenClassifier(_Runner):
         logits = self._logits(
             len(several), lambda some: Typed.of(encoded[some]), batch_size, progress
         )
-        found = [
+        labels = [
             self._spans(text, e, activated(rows, "softmax"), together)
             for text, e, rows in zip(several, encoded, logits, strict=True)
         ]
-        return found[0] if isinstance(texts, str) else found
+        return labels[0] if isinstance(texts, str) else labels
 
     def _spans(self, text: str, encoded: Encoded, scores: Array, grouped: bool) -> list[Span]:
         """Of one text, from scores [tokens, labels]."""

@@ -169,14 +169,14 @@ class Embedder(Hinted):
             ContractError: several devices, and `model`, `dense` or `heads` of one was changed.
         """
         refuse_names("encode", other)
-        found = self._embedded(
+        embeddings = self._embedded(
             texts, batch_size, normalize, progress, prompt=prompt, prompt_name=prompt_name, dim=dim,
             dtype=dtype, ranges=ranges, exact=exact, chunk=chunk, overlap=overlap,
         )  # fmt: skip
-        if found.cut and not self._told_of_cut:
-            tell_of_cut(found)
+        if embeddings.cut and not self._told_of_cut:
+            tell_of_cut(embeddings)
             self._told_of_cut = True
-        return found.dense[0] if isinstance(texts, str) else found.dense
+        return embeddings.dense[0] if isinstance(texts, str) else embeddings.dense
 
     async def encode_async(
         self, texts: str | Iterable[str], *, progress: Callable[[int, int], None] | None = None,
@@ -271,12 +271,12 @@ class Embedder(Hinted):
             self._replicas.run(self, batches, len(read), submit, rows.take, progress, few)
         else:
             run_batches(batches, len(read), partial(submit, self), rows.take, progress)
-        found = rows.joined(
+        embeddings = rows.joined(
             pieces, wanted, texts_cut([every[first] for first in sorted(every)], pieces.owners)
         )
         if "dense" not in outputs or dtype == "f32":
-            return found
-        return replace(found, dense=packed(found.dense, dtype, ranges))
+            return embeddings
+        return replace(embeddings, dense=packed(embeddings.dense, dtype, ranges))
 
     def chunks(
         self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,

@@ -59,10 +59,10 @@ def read_heads(folder: Path) -> dict[str, Mapping[str, StoredTensor]]:
         WeightsError: a file that is malformed.
     """
     readers = {".safetensors": read_file, ".pt": read_torch}
-    found: dict[str, Mapping[str, StoredTensor]] = {}
+    heads: dict[str, Mapping[str, StoredTensor]] = {}
     for output, name in FILES.items():
         files = [(folder / f"{name}{end}", read) for end, read in readers.items()]
         opened = next((read(file) for file, read in files if is_file(file)), None)
         if opened is not None:
-            found[output] = opened
-    return found
+            heads[output] = opened
+    return heads

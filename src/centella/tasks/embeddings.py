@@ -107,18 +107,18 @@ class Rows:
         self._sparse: list[Sparse] = [{}] * pieces
         self._multi: list[Array] = [self._dense] * pieces
 
-    def take(self, batch: Batch, found: dict[str, Array]) -> None:
+    def take(self, batch: Batch, outputs: dict[str, Array]) -> None:
         """Keep what a batch gave: the rows of its pieces come first."""
         if "dense" in self._outputs:
-            self._dense[batch.texts] = found["dense"][: len(batch.texts)]
+            self._dense[batch.texts] = outputs["dense"][: len(batch.texts)]
         if self._outputs == DENSE:
             return
         for row, (i, number) in enumerate(zip(batch.texts, batch.rows, strict=True)):
             ids = batch.tokens.row(number)
             if "sparse" in self._outputs:
-                self._sparse[i] = weights_by_id(ids, found["sparse"][row], self._special)
+                self._sparse[i] = weights_by_id(ids, outputs["sparse"][row], self._special)
             if "multi" in self._outputs:
-                self._multi[i] = vectors_by_token(ids, found["multi"][row])
+                self._multi[i] = vectors_by_token(ids, outputs["multi"][row])
 
     def joined(self, pieces: Pieces, normalize: bool, cut: tuple[Cut, ...]) -> Embeddings:
         """Of texts: dense the mean of their pieces, sparse the largest weights, multi all."""
@@ -150,12 +150,12 @@ def means(vectors: Array, pieces: Pieces, normalize: bool) -> Array:
     if len(first) == len(owners):
         return vectors
     weights = np.array(pieces.weights, np.float32)[:, None]
-    found = np.add.reduceat(vectors * weights, first) / np.add.reduceat(weights, first)
+    result = np.add.reduceat(vectors * weights, first) / np.add.reduceat(weights, first)
     if normalize:
-        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        result /= np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12)
     alone = np.diff(first, append=len(owners)) == 1
-    found[alone] = vectors[first[alone]]  # to the bit
-    return found
+    result[alone] = vectors[first[alone]]  # to the bit
+    return result
 
 
 def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]:
@@ -168,12 +168,12 @@ def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]
     return tuple(cuts)
 
 
-def tell_of_cut(found: Embeddings) -> None:
+def tell_of_cut(embeddings: Embeddings) -> None:
     """Log which text of those that were cut is the first."""
-    first = found.cut[0]
+    first = embeddings.cut[0]
     logger("embed").warning(
         "encode: texts[%d] has %d tokens, of which the model reads %d (config.max_length); "
         "%d of %d texts are cut: embed(texts).cut names them, chunk= embeds all of them; "
         "later calls do not say so again",
-        first.index, first.tokens, first.read, len(found.cut), len(found.dense),
+        first.index, first.tokens, first.read, len(embeddings.cut), len(embeddings.dense),
     )  # fmt: skip

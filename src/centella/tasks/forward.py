@@ -42,12 +42,12 @@ class Forward:
             outputs: tuple[str, ...] = DENSE,
         ) -> dict[str, Tensor]:  # fmt: skip
             states = model(ids, lengths)
-            found = {
+            by_output = {
                 name: of_tokens(name, heads[name], states) for name in outputs if name in heads
             }
             if "dense" in outputs:
-                found["dense"] = vectors_of(config, dense, states, lengths, normalize, dim)
-            return found
+                by_output["dense"] = vectors_of(config, dense, states, lengths, normalize, dim)
+            return by_output
 
         def packed(
             ids: Tensor, offsets: Tensor, positions: Tensor, normalize: bool, dim: int | None

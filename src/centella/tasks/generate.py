@@ -205,8 +205,8 @@ class Generator(Hinted):
         texts = [self._text(asked) for _ in range(n * len(rows))]
         for _ in self._written(rows, texts, asked, ending):
             pass
-        made = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
-        return made if several or n > 1 else made[0]
+        generations = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
+        return generations if several or n > 1 else generations[0]
 
     def stream(
         self, prompt: Prompt | Array | Tensor, *, max_new_tokens: int = 256,

@@ -28,6 +28,6 @@ def read_generator(folder: Path, vocab_size: int) -> Callable[[LlamaModel], Gene
     if isinstance(tokenizer, Tokenizer):
         template = ChatTemplate.from_folder(folder)
         eos = special_tokens(read_json(folder / CONFIG)).get("eos_token", "")
-        found = {i for t, i in tokenizer.native.get_vocab().items() if t == eos and i < vocab_size}
-        config = replace(config, stop_ids=config.stop_ids | found)
+        ends = {i for t, i in tokenizer.native.get_vocab().items() if t == eos and i < vocab_size}
+        config = replace(config, stop_ids=config.stop_ids | ends)
     return partial(Generator, tokenizer=tokenizer, config=config, template=template)

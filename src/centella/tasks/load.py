@@ -213,10 +213,10 @@ def load(
         origin=files.origin, progress=progress,
     )  # fmt: skip
     noted("load weights", begin)
-    made = task_of(model)
+    loaded = task_of(model)
     if warm:
-        made.warm()
-    return made
+        loaded.warm()
+    return loaded
 
 
 def _on_several(
@@ -289,11 +289,11 @@ def _opening(device: str | Device | None) -> Callable[[], Device]:
         return lambda: device
     try:
         thread = pool(1, "centella-open")
-        found = thread.submit(copy_context().run, open_device, device)
+        opened = thread.submit(copy_context().run, open_device, device)
     except RuntimeError:  # the process ends, or may start no thread
         return lambda: open_device(device)
     thread.shutdown(wait=False)
-    return found.result
+    return opened.result
 
 
 def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DType, DType]:

@@ -101,14 +101,14 @@ class Text:
             return self.end("length")
         if self._commit(last=False):
             self.finish = "stop"
-            return self._given(len(self._text))
-        return self._given(self._certain())
+            return self._release(len(self._text))
+        return self._release(self._certain())
 
     def end(self, finish: str) -> str:
         """What has not been given yet: the sequence ends, unless it has."""
         if not self.finish:
             self.finish = "stop" if self._commit(last=True) else finish
-        return self._given(len(self._text))
+        return self._release(len(self._text))
 
     def _commit(self, last: bool) -> bool:
         """Add the text of tokens that later ones do not change; whether a stop string has come."""
@@ -142,7 +142,7 @@ class Text:
             end = min(end, len(text) - max(begun, default=0))
         return end
 
-    def _given(self, end: int) -> str:
+    def _release(self, end: int) -> str:
         piece = self._text[self._told : end]
         self._told = max(self._told, end)
         return piece

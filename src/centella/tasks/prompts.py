@@ -116,10 +116,10 @@ class Prompts:
         mark = ""
         if not parse_special:  # a variable that is a text is the caller's own
             names = [name for name, value in values.items() if not isinstance(value, str)]
-            given, mark = self.tokenizer.written.marked(
+            marked, mark = self.tokenizer.written.marked(
                 [messages, *(values[name] for name in names)]
             )
-            messages, values = given[0], {**values, **dict(zip(names, given[1:], strict=True))}
+            messages, values = marked[0], {**values, **dict(zip(names, marked[1:], strict=True))}
         prompt = template.render(messages, **values)
         if mark:
             return self.tokenizer.written.encode(prompt, mark)

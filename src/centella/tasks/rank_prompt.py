@@ -40,13 +40,13 @@ class RankPrompt:
         self.answers: tuple[int, int] = (self._token(ANSWERS[0]), self._token(ANSWERS[1]))
 
     def _token(self, answer: str) -> int:
-        found = self.tokenizer.native.token_to_id(answer)
-        if found is None:
+        token = self.tokenizer.native.token_to_id(answer)
+        if token is None:
             raise WeightsError(
                 f"{self.tokenizer.origin}: expected a token {answer!r}, which a decoder that ranks "
                 f"answers with, got none"
             )
-        return found
+        return token
 
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:

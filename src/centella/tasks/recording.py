@@ -64,7 +64,7 @@ class Recording:
         """The first frame from one on where somebody speaks; -1: nobody does."""
         if self.everything:
             return frame
-        later = (max(frame, int(a * 100)) for a, b in self._found() if b * 100 > frame)
+        later = (max(frame, int(a * 100)) for a, b in self._ended_regions() if b * 100 > frame)
         return next(later, -1)
 
     def window(self, start: int, frames: int | None = None) -> Window | None:
@@ -102,7 +102,7 @@ class Recording:
         if self.everything:
             yield from self._split((0.0, float("inf")))
             return
-        for region in joined(self._found(), self.frames / 100):
+        for region in joined(self._ended_regions(), self.frames / 100):
             yield from self._split(region)
 
     def _split(self, region: Region) -> Iterator[Window]:
@@ -115,7 +115,7 @@ class Recording:
             yield window
             at += self.frames
 
-    def _found(self) -> Iterator[Region]:
+    def _ended_regions(self) -> Iterator[Region]:
         """Each region, once its end is known."""
         index = 0
         while index < len(self._regions) or (self._detector is not None and self._more()):
@@ -130,8 +130,8 @@ class Recording:
         piece = self.stream.read(self._block)
         self._ended = not piece.size
         if self._detector is not None:
-            found = self._detector.finish() if self._ended else self._detector.push(piece)
-            self._regions += found
+            regions = self._detector.finish() if self._ended else self._detector.push(piece)
+            self._regions += regions
         self._kept.append(piece)
         self._end += piece.size
         return True

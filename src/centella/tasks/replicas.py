@@ -60,9 +60,9 @@ class Replicas:
                 "changed ones: change those of each replica too and set replicas again, or set it "
                 "to () for one device"
             )
-        found: dict[str, Submit[Outputs]] = {}
+        starts: dict[str, Submit[Outputs]] = {}
         for where in (first, *self.others):
             where.config = first.config
             name = where.model.device.name
-            found[f"{name} ({len(found)})" if name in found else name] = partial(submit, where)
-        return found
+            starts[f"{name} ({len(starts)})" if name in starts else name] = partial(submit, where)
+        return starts

@@ -38,7 +38,7 @@ class Answer:
         """A token more; whether it was the last."""
         with self.changed:
             if not self.ended:
-                self._given(self._text.add(token, logprobs), bool(self._text.finish))
+                self._publish(self._text.add(token, logprobs), bool(self._text.finish))
             return self.ended
 
     def end(self, finish: str) -> None:
@@ -61,9 +61,9 @@ class Answer:
             piece = self._text.end(finish)
         except Exception as error:
             self.error = self.error or error
-        self._given(piece, True)
+        self._publish(piece, True)
 
-    def _given(self, piece: str, ended: bool) -> None:
+    def _publish(self, piece: str, ended: bool) -> None:
         if piece:
             self.pieces.append(piece)
         self.ended = ended

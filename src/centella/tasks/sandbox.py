@@ -50,14 +50,14 @@ def budget_of(context: Any) -> Budget:
     return budget
 
 
-def rendered(template: Any, given: dict[str, Any]) -> str:
+def rendered(template: Any, variables: dict[str, Any]) -> str:
     """What a template of the sandbox writes.
 
     Raises:
         CentellaError: it is longer than `LONGEST`, or an operation of it could be.
     """
     pieces, length = [], 0
-    for piece in template.generate({**given, BUDGET: Budget()}):
+    for piece in template.generate({**variables, BUDGET: Budget()}):
         length += len(piece)
         if length > LONGEST:
             raise CentellaError(f"expected a prompt of at most {LONGEST:,} characters, got more")
@@ -139,18 +139,18 @@ class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
 
 def environment() -> tuple[Any, type[Exception]]:
     """A sandbox, and the class of its errors."""
-    made = _Sandbox(
+    sandbox = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, _Generation],
         finalize=jinja2.pass_context(lambda context, value: budget_of(context).text(value)),
     )  # fmt: skip
     for name in GONE_FILTERS:
-        del made.filters[name]
-    for table in (made.filters, made.tests):
+        del sandbox.filters[name]
+    for table in (sandbox.filters, sandbox.tests):
         table.update({n: _guarded(f, n) for n, f in table.items()})
-    made.filters.update({n: _bound(f) for n, f in _FILTERS.items()})
-    made.globals.update(raise_exception=_refuse, strftime_now=_now, range=range)
-    del made.globals["lipsum"]
-    return made, jinja2.TemplateError
+    sandbox.filters.update({n: _bound(f) for n, f in _FILTERS.items()})
+    sandbox.globals.update(raise_exception=_refuse, strftime_now=_now, range=range)
+    del sandbox.globals["lipsum"]
+    return sandbox, jinja2.TemplateError
 
 
 def _refuse(message: Any) -> None:
@@ -211,9 +211,9 @@ def _guarded(function: Any, name: str) -> Any:
         if name not in LAZY:
             args = tuple(map(budget.measured, args))
             budget.measured(list(kwargs.values()))
-        given = {"context": context, "eval_context": context.eval_ctx,
-                 "environment": context.environment}  # fmt: skip
-        first = () if wants is None else (given[wants],)
+        contexts = {"context": context, "eval_context": context.eval_ctx,
+                    "environment": context.environment}  # fmt: skip
+        first = () if wants is None else (contexts[wants],)
         return budget.written(function(*first, *args, **kwargs))
 
     return jinja2.pass_context(call)
@@ -232,8 +232,8 @@ def _bound(function: Callable[..., Any]) -> Any:
 
 def _join(budget: Budget, context: Any, value: Any, d: Any = "", attribute: Any = None) -> str:
     if attribute is not None:
-        given = {"attribute": attribute}
-        value = context.environment.call_filter("map", value, kwargs=given, context=context)
+        options = {"attribute": attribute}
+        value = context.environment.call_filter("map", value, kwargs=options, context=context)
     return budget.joined(value, budget.text(d))
 
 

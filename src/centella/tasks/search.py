@@ -96,14 +96,14 @@ class Index:
         where_to = vectors.device if isinstance(vectors, Tensor) and device is None else device
         self.device: Device = open_device(where_to)
         if isinstance(vectors, Tensor):
-            given = vectors.dtype
+            own = vectors.dtype
         elif dtype is not None and vectors.dtype == np.float64:
-            given = f32
+            own = f32
         else:
-            given = from_numpy(vectors.dtype, "Index")
-        kind = dtype_of(dtype) if dtype is not None else given
-        if not given.is_float or not kind.is_float:
-            raise DTypeError(f"Index: expected floats, got {given.name} as {kind.name}")
+            own = from_numpy(vectors.dtype, "Index")
+        kind = dtype_of(dtype) if dtype is not None else own
+        if not own.is_float or not kind.is_float:
+            raise DTypeError(f"Index: expected floats, got {own.name} as {kind.name}")
         if dtype is None and (self.device.name == "cpu" or kind.itemsize > f32.itemsize):
             kind = f32
         self.texts: Sequence[str] | None = texts
@@ -191,24 +191,24 @@ class Index:
         _, exponents = np.frexp(np.abs(rows).max(1, keepdims=True))
         rows = np.ldexp(rows, -exponents)
         scores = np.empty((len(rows), k), np.float32)
-        found = np.empty((len(rows), k), np.int64)
+        matched = np.empty((len(rows), k), np.int64)
         running = [(some, self._submit(rows[some], k)) for some in _slices(len(rows), QUERIES)]
         for some, pending in running:
             best, at = pending.result()
-            scores[some], found[some] = (x[: some.stop - some.start] for x in (best, at))
+            scores[some], matched[some] = (x[: some.stop - some.start] for x in (best, at))
         with np.errstate(over="ignore"):  # of numbers whose products f32 does not hold
-            return Matches(np.ldexp(scores, exponents), found)
+            return Matches(np.ldexp(scores, exponents), matched)
 
     def _rows(self, queries: Any) -> Array:
         """Queries as they are asked for, f32 [queries, dim]."""
-        given = host_numbers("search", queries)
-        if given.dtype.kind != "f":
-            raise DTypeError(f"search: expected queries of floats, got {given.dtype}")
-        rows = given[None] if given.ndim == 1 else given
+        array = host_numbers("search", queries)
+        if array.dtype.kind != "f":
+            raise DTypeError(f"search: expected queries of floats, got {array.dtype}")
+        rows = array[None] if array.ndim == 1 else array
         if rows.ndim != 2 or rows.shape[1] != self.shape[1]:
             raise ShapeError(
                 f"search: expected queries [queries, {self.shape[1]}] or [{self.shape[1]}], got "
-                f"{list(given.shape)}"
+                f"{list(array.shape)}"
             )
         asked = narrow(rows, f32)
         odd = np.argwhere(~np.isfinite(asked))

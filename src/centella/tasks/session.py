@@ -85,9 +85,9 @@ class Session:
     def _sampled(self, logprobs: int | None) -> Tensor:
         """A token drawn after each sequence's last one; -1 for NaN: see `_told`."""
         logits = self._logits()
-        given = (self._counts.value, self._drawn.value, logits, self._settings.value,
-                 self._seeds.value)  # fmt: skip
-        return self._told(logits, apply_all(get("sample"), given, {})[2], logprobs)
+        operands = (self._counts.value, self._drawn.value, logits, self._settings.value,
+                    self._seeds.value)  # fmt: skip
+        return self._told(logits, apply_all(get("sample"), operands, {})[2], logprobs)
 
     def _logits(self) -> Tensor:
         return self.model(self._token.value, self.past)[:, 0]
@@ -110,8 +110,8 @@ class Session:
             tokens = arange(guesses + 1, device=guess.device)
             numbers.assign(self._drawn.value + tokens)
             settings, seeds = (gather(s.value, tokens * 0) for s in (self._settings, self._seeds))
-            given = (counts.value, numbers.value, logits, settings, seeds)
-            chosen = apply_all(get("sample"), given, {})[2]
+            operands = (counts.value, numbers.value, logits, settings, seeds)
+            chosen = apply_all(get("sample"), operands, {})[2]
         chosen = chosen.reshape(1, guesses + 1)
         differs = ne(guess, chosen[:, :guesses]).astype(f32)
         right = apply("argmax", concat([differs, full((1, 1), 1.0, f32, guess.device)], 1))

@@ -114,11 +114,11 @@ class _Shared(Generic[R]):
             ).start()  # fmt: skip
         running = 1 if few else len(submits)
         while running:
-            found = self._done.get()
-            if found is None:
+            result = self._done.get()
+            if result is None:
                 running -= 1
             else:
-                yield found
+                yield result
 
     def _work(self, name: str, submit: Submit[R]) -> None:
         """Run batches on one device, a few in flight."""

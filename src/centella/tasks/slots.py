@@ -64,9 +64,9 @@ class Slots:
         self._rotary = model.rotary(context, device)
 
         def state(name: str, shape: tuple[int, ...], dtype: Any = i32) -> State:
-            made = State.empty(shape, dtype, device, name=name)
-            made.assign(full((), 0, made.dtype, device))
-            return made
+            state = State.empty(shape, dtype, device, name=name)
+            state.assign(full((), 0, state.dtype, device))
+            return state
 
         self._last = state("last tokens", (slots,))
         self._counts = state("counts of tokens", (slots, vocab))
@@ -117,13 +117,13 @@ class Slots:
             seed: of this request.
         """
         numbers = np.array([sampling.numbers()], np.float32)
-        given = [np.array([n], np.int32) for n in (slot, ids[-1], len(ids) - prompt, seed)]
+        values = [np.array([n], np.int32) for n in (slot, ids[-1], len(ids) - prompt, seed)]
         if not sampling.penalised:
-            self._occupy(*given, numbers)
+            self._occupy(*values, numbers)
             return
         counts = np.bincount(ids[prompt:], minlength=self._counts.shape[1]).astype(np.uint32)
         counts[ids[:prompt]] |= np.uint32(PROMPT)
-        self._occupy(*given, numbers, counts.view(np.int32)[None])
+        self._occupy(*values, numbers, counts.view(np.int32)[None])
 
     def _occupied(
         self, slot: Tensor, token: Tensor, drawn: Tensor, seed: Tensor, settings: Tensor,
@@ -166,9 +166,9 @@ class Slots:
 
     def _sampled(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
         logits = self._logits(table, slots)
-        given = (self._counts.value, self._drawn.value, logits, self._settings.value,
-                 self._seeds.value, slots)  # fmt: skip
-        return self._told(slots, logits, apply_all(get("sample"), given, {})[2], logprobs)
+        operands = (self._counts.value, self._drawn.value, logits, self._settings.value,
+                    self._seeds.value, slots)  # fmt: skip
+        return self._told(slots, logits, apply_all(get("sample"), operands, {})[2], logprobs)
 
     def _logits(self, table: Tensor, slots: Tensor) -> Tensor:
         ids = gather(self._last.value, slots).reshape(-1, 1)

@@ -55,20 +55,20 @@ class Special:
         end = next((text[:n] for n in sizes if text[:n] in self._ends), "")
         return end, next((len(text) - n for n in sizes if text[-n:] in self._begins), len(text))
 
-    def marked(self, given: Sequence[Any]) -> tuple[Sequence[Any], str]:
+    def marked(self, parts: Sequence[Any]) -> tuple[Sequence[Any], str]:
         """The same with a mark within each special token, and the mark; "" where there is none.
 
         Raises:
             DTypeError: too many levels; ShapeError: every mark is in some text.
         """
         try:
-            texts = list(_texts(given))
+            texts = list(_texts(parts))
             if not any(self.stands_in(t) or self._split(t) != ("", len(t)) for t in texts):
-                return given, ""
+                return parts, ""
             mark = next((m for m in MARKS if not any(m in text for text in texts)), None)
             if mark is None:
                 raise ShapeError("chat: messages: expected text without U+FDD0 to U+FDEF")
-            return [self._changed(part, mark) for part in given], mark
+            return [self._changed(part, mark) for part in parts], mark
         except RecursionError as error:
             raise DTypeError("chat: messages: expected fewer levels, got too many") from error
 

@@ -58,19 +58,19 @@ class Lookup:
 
     def ready(self, row: Ids) -> bool:
         """Whether the last tokens stood in the row before."""
-        return self._place(row) is not None
+        return self._follower(row) is not None
 
     def guess(self, row: Ids) -> Array:
         """What followed the longest of the last tokens that stood in the row before."""
-        place, follow = self._place(row), list[int]()
-        if place is not None:
-            follow = row[place : place + GUESSES]  # where it ends with the row, it repeats
+        start, follow = self._follower(row), list[int]()
+        if start is not None:
+            follow = row[start : start + GUESSES]  # where it ends with the row, it repeats
         return np.resize(np.array(follow or [0], np.int32), (1, GUESSES))
 
     def verified(self, right: Ids) -> None:
         """Nothing is kept of guesses."""
 
-    def _place(self, row: Ids) -> int | None:
+    def _follower(self, row: Ids) -> int | None:
         known = len(self._row)
         if row[:known] != self._row:
             self._row, self._behind, known = [], {}, 0
@@ -80,7 +80,7 @@ class Lookup:
         self._row = list(row)
         longest = min(LONGEST, len(row) - 1)
         places = (self._behind.get(tuple(row[-n:])) for n in range(longest, SHORTEST - 1, -1))
-        return next((place for place in places if place is not None), None)
+        return next((start for start in places if start is not None), None)
 
 
 class Draft:

@@ -178,18 +178,18 @@ _NAMED = {"task": TASKS, "timestamps": TIMES, "vad": DETECTORS}
 _ENGLISH = "the model has English alone"
 
 
-def _language(op: str, given: str, vocabulary: Vocabulary) -> str | None:
-    named = given.lower().strip("<|> ")
+def _language(op: str, language: str, vocabulary: Vocabulary) -> str | None:
+    named = language.lower().strip("<|> ")
     code = CODES.get(named, named)
     if not vocabulary.languages:
         if code != "en":
-            raise ShapeError(f"{op}: language: expected en, got {show(given)}; {_ENGLISH}")
+            raise ShapeError(f"{op}: language: expected en, got {show(language)}; {_ENGLISH}")
         return None
     if code not in vocabulary.languages:
         several = list(vocabulary.languages)
         some = ", ".join(several[:SHOWN]) + (f" ({len(several)} in all)" * (len(several) > SHOWN))
         raise ShapeError(
-            f"{op}: language: expected an English name or a code of {some}; got {show(given)}"
+            f"{op}: language: expected an English name or a code of {some}; got {show(language)}"
         )
     return code
 
@@ -306,13 +306,13 @@ class SpeechConfig(Struct, frozen=True):
 
         def token(field: str, *names: str) -> int:
             stated = values.get(field)
-            found = stated if type(stated) is int else next(
+            number = stated if type(stated) is int else next(
                 (named[f"<|{n}|>"] for n in names if f"<|{n}|>" in named), None)  # fmt: skip
-            if found is None or not 0 <= found < size:
+            if number is None or not 0 <= number < size:
                 raise WeightsError(
-                    f"{file}: {field}: expected a token id below {size}, got {show(found)}"
+                    f"{file}: {field}: expected a token id below {size}, got {show(number)}"
                 )
-            return int(found)
+            return int(number)
 
         no_timestamps = token("no_timestamps_token_id", "notimestamps")
         languages = _table(file, values, "lang_to_id", size)

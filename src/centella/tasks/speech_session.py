@@ -120,10 +120,10 @@ class SpeechSession:
         logits = self.model.head(x)[:, 0]
         if no_repeat:
             logits = self.no_repeat.masked(logits)
-        given = (self._notes.value, self._sums.value, self._token.value, logits,
-                 self.suppress.levels)  # fmt: skip
+        operands = (self._notes.value, self._sums.value, self._token.value, logits,
+                    self.suppress.levels)  # fmt: skip
         rules = self.vocabulary.rules(timed, random)
-        tokens = apply_all(get("speech_token"), given, rules)[3]
+        tokens = apply_all(get("speech_token"), operands, rules)[3]
         if no_repeat:
             self.no_repeat.taken(tokens.reshape(self.batch, 1))
         return tokens

@@ -94,8 +94,8 @@ class Tokenizer:
         package, folder = library(), Path(path)
         file = folder / TOKENIZER
         if not is_file(file):
-            found = kind(file).replace("nothing at that path", "no such file")
-            raise WeightsError(f"{file}: expected a tokenizer, got {found}")
+            problem = kind(file).replace("nothing at that path", "no such file")
+            raise WeightsError(f"{file}: expected a tokenizer, got {problem}")
         raw = read_bytes(file, _MAX_BYTES)
         check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
         with _typed_errors(f"{file}: expected a tokenizer"):
@@ -238,7 +238,7 @@ class Tokenizer:
         with _typed_errors(f"{self.origin}: expected to encode texts"):
             lefts: Sequence[Any] = self.native.encode_batch(first, add_special_tokens=False)
             rights: Sequence[Any] = self.native.encode_batch(second, add_special_tokens=False)
-            found = []
+            encodings = []
             counts = [np.array([len(e) for e in side], np.int64) for side in (lefts, rights)]
             kept = longest_first(counts[0], counts[1] if both else 0 * counts[0], room)
             for i, left in enumerate(lefts):
@@ -246,10 +246,10 @@ class Tokenizer:
                 for encoding, size in ((left, int(kept[0][i])), (right, int(kept[1][i]))):
                     if encoding is not None and len(encoding) > size:
                         encoding.truncate(size, direction=self.side)
-                found.append(self.native.post_process(left, right))
+                encodings.append(self.native.post_process(left, right))
         return [
             Encoded(e.ids, e.type_ids, e.offsets, [bool(s) for s in e.special_tokens_mask])
-            for e in found
+            for e in encodings
         ]
 
     def room(self, max_length: int | None, pair: bool) -> int:
@@ -354,13 +354,13 @@ def _pad_id(
         if not isinstance(content, str):
             continue
         try:
-            found = native.token_to_id(content)
+            pad = native.token_to_id(content)
         except UnicodeEncodeError as error:
             raise WeightsError(
                 f"{file}: pad_token: expected valid Unicode, got {show(content)}"
             ) from error
-        if found is not None:
-            return file, found
+        if pad is not None:
+            return file, pad
     model = folder / "config.json"
     stored = read_json(model).get("pad_token_id")
     return model, stored if type(stored) is int else None

@@ -169,12 +169,12 @@ def _kinds(file: GGUF, tokens: list[str]) -> Array:
 
 
 def _flag(file: GGUF, name: str, default: bool) -> bool:
-    found = file.values.get(f"tokenizer.ggml.{name}", default)
-    if type(found) is not bool:
+    flag = file.values.get(f"tokenizer.ggml.{name}", default)
+    if type(flag) is not bool:
         raise WeightsError(
-            f"{file.file}: tokenizer.ggml.{name}: expected true or false, got {show(found)}"
+            f"{file.file}: tokenizer.ggml.{name}: expected true or false, got {show(flag)}"
         )
-    return found
+    return flag
 
 
 def _cut(file: GGUF) -> Cut:
@@ -187,15 +187,15 @@ def _cut(file: GGUF) -> Cut:
 
 
 def _id(file: GGUF, name: str, tokens: int) -> int | None:
-    found = file.values.get(f"tokenizer.ggml.{name}_token_id")
-    if found is None:
+    number = file.values.get(f"tokenizer.ggml.{name}_token_id")
+    if number is None:
         return None
-    if type(found) is not int or not 0 <= found < tokens:
+    if type(number) is not int or not 0 <= number < tokens:
         raise WeightsError(
             f"{file.file}: tokenizer.ggml.{name}_token_id: expected an id below {tokens}, got "
-            f"{show(found)}"
+            f"{show(number)}"
         )
-    return found
+    return number
 
 
 def _byte_level(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Tokenizer:
@@ -205,18 +205,18 @@ def _byte_level(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Token
     if pairs is None or any(len(p) != 2 for p in pairs):
         raise WeightsError(f"{file.file}: tokenizer.ggml.merges: expected pairs of tokens")
     how = _cut(file)
-    made: tokenizers.Tokenizer = library.Tokenizer(
+    tokenizer: tokenizers.Tokenizer = library.Tokenizer(
         library.models.BPE({t: i for i, t in enumerate(tokens)}, pairs, ignore_merges=how.whole)
     )
     cut = library.pre_tokenizers
     own = how.pattern is None or how.then_own
     steps = [] if how.pattern is None else [cut.Split(library.Regex(how.pattern), "isolated")]
     steps.append(cut.ByteLevel(add_prefix_space=False, use_regex=own))
-    made.pre_tokenizer = cut.Sequence(steps)
-    made.decoder = library.decoders.ByteLevel()
+    tokenizer.pre_tokenizer = cut.Sequence(steps)
+    tokenizer.decoder = library.decoders.ByteLevel()
     if how.composed:
-        made.normalizer = library.normalizers.NFC()
-    return made
+        tokenizer.normalizer = library.normalizers.NFC()
+    return tokenizer
 
 
 def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Tokenizer:
@@ -233,7 +233,7 @@ def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.To
     ids = {t: i for i, t in enumerate(tokens)}
     ranked = sorted(_pairs(ids), key=lambda pair: (-scores[pair[2]], ids[pair[0]], ids[pair[1]]))
     unknown = _id(file, "unknown", len(tokens))
-    made: tokenizers.Tokenizer = library.Tokenizer(
+    tokenizer: tokenizers.Tokenizer = library.Tokenizer(
         library.models.BPE(
             ids, [(a, b) for a, b, _ in ranked], fuse_unk=True, byte_fallback=True,
             unk_token=None if unknown is None else tokens[unknown],
@@ -242,10 +242,10 @@ def _sentencepiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.To
     first = _flag(file, "add_space_prefix", True)
     change, undo = library.normalizers, library.decoders
     steps = [change.Prepend("▁")] if first else []
-    made.normalizer = change.Sequence([*steps, change.Replace(" ", "▁")])
+    tokenizer.normalizer = change.Sequence([*steps, change.Replace(" ", "▁")])
     back = [undo.Replace("▁", " "), undo.ByteFallback(), undo.Fuse()]
-    made.decoder = undo.Sequence([*back, *([undo.Strip(" ", 1, 0)] if first else [])])
-    return made
+    tokenizer.decoder = undo.Sequence([*back, *([undo.Strip(" ", 1, 0)] if first else [])])
+    return tokenizer
 
 
 def _wordpiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Tokenizer:
@@ -258,13 +258,13 @@ def _wordpiece(library: Any, file: GGUF, tokens: list[str]) -> tokenizers.Tokeni
     for i, token in enumerate(tokens):
         marked = token.startswith("[") and token.endswith("]")
         vocab.setdefault(token if marked else _word(token), i)
-    made: tokenizers.Tokenizer = library.Tokenizer(
+    tokenizer: tokenizers.Tokenizer = library.Tokenizer(
         library.models.WordPiece(vocab, unk_token="[UNK]" if unknown is None else tokens[unknown])
     )
-    made.normalizer = library.normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    made.decoder = library.decoders.WordPiece()
-    return made
+    tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = library.decoders.WordPiece()
+    return tokenizer
 
 
 def _word(token: str) -> str:

@@ -45,11 +45,11 @@ def of_tokens(output: str, head: Linear, states: Tensor) -> Tensor:
 
 def weights_by_id(ids: Sequence[int], weights: Array, left_out: frozenset[int]) -> Sparse:
     """The largest weight of each token of a text, of those over 0."""
-    found: Sparse = {}
+    by_id: Sparse = {}
     for token, weight in zip(ids, weights[: len(ids)].tolist(), strict=True):
-        if weight > found.get(token, 0.0) and token not in left_out:
-            found[token] = weight
-    return found
+        if weight > by_id.get(token, 0.0) and token not in left_out:
+            by_id[token] = weight
+    return by_id
 
 
 def vectors_by_token(ids: Sequence[int], vectors: Array) -> Array:
@@ -59,8 +59,8 @@ def vectors_by_token(ids: Sequence[int], vectors: Array) -> Array:
 
 def merged(parts: Sequence[Sparse]) -> Sparse:
     """The weights of a text from those of its pieces: the largest of each token."""
-    found: Sparse = {}
+    largest: Sparse = {}
     for part in parts:
         for token, weight in part.items():
-            found[token] = max(weight, found.get(token, 0.0))
-    return found
+            largest[token] = max(weight, largest.get(token, 0.0))
+    return largest

@@ -193,8 +193,8 @@ class _Work:
         wanted = [row < count for row in range(decoding.session.batch)]
         attempts: dict[int, Attempt] = {}
         for temperature in self._options.temperature:
-            found, no_speech = self._decoded(decoding, wanted, temperature)
-            for row, (tokens, mean) in found.items():
+            decoded, no_speech = self._decoded(decoding, wanted, temperature)
+            for row, (tokens, mean) in decoded.items():
                 text = self._text(tokens)
                 attempts[row] = Attempt(
                     tuple(tokens), text, mean, compression_ratio(text), float(no_speech[row]),

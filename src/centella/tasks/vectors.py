@@ -51,14 +51,14 @@ def packed(vectors: Array, dtype: str, ranges: Any = None) -> Array:
 def _ranges(vectors: Array, ranges: Any) -> tuple[Array, Array]:
     if ranges is not None:
         try:
-            given = np.asarray(ranges, np.float32)
+            limits = np.asarray(ranges, np.float32)
         except (TypeError, ValueError) as error:
             raise DTypeError(f"encode: ranges: expected numbers: {error}") from error
-        if given.shape != (2, vectors.shape[-1]):
+        if limits.shape != (2, vectors.shape[-1]):
             raise ShapeError(
-                f"encode: expected ranges [2, {vectors.shape[-1]}], got {list(given.shape)}"
+                f"encode: expected ranges [2, {vectors.shape[-1]}], got {list(limits.shape)}"
             )
-        return given[0], given[1]
+        return limits[0], limits[1]
     if len(vectors) < FEW:
         logger("embed").warning(
             "encode: the ranges of int8 are those of %d vectors; give ranges= to keep the steps of "

@@ -105,7 +105,7 @@ class Edges:
         """Spaces that words do not begin at."""
         there = set(text)
         self._meet(there - self._met)
-        found: list[int] = []
+        starts: list[int] = []
         for bad, pattern in ((self._first, b" (?=%s)"), (self._last, b"(?<=%s) ")):
             # Of one length each, as what is looked at before a match has to be.
             by_size: dict[int, list[bytes]] = {}
@@ -113,8 +113,8 @@ class Edges:
                 by_size.setdefault(len(c.encode()), []).append(re.escape(c.encode()))
             for some in by_size.values():
                 matches = re.finditer(pattern % (b"(?:" + b"|".join(sorted(some)) + b")"), data)
-                found += [match.start() for match in matches]
-        return found
+                starts += [match.start() for match in matches]
+        return starts
 
     def _meet(self, characters: set[str]) -> None:
         for c in characters:

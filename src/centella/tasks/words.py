@@ -246,10 +246,10 @@ class Words:
         runs = [new[first : first + TOGETHER] for first in range(0, len(new), TOGETHER)]
         ids, sizes = [], []
         together = self._library([between.join((*run, "")) for run in runs])
-        for run, found in zip(runs, together, strict=True):
-            ends = np.flatnonzero(found == self._between_id)
+        for run, ids_of_run in zip(runs, together, strict=True):
+            ends = np.flatnonzero(ids_of_run == self._between_id)
             if len(ends) == len(run):
-                ids.append(found[found != self._between_id])
+                ids.append(ids_of_run[ids_of_run != self._between_id])
                 sizes.append(np.diff(ends, prepend=-1) - 1)
             else:  # one of them has that token itself
                 alone = self._library(run)

@@ -266,8 +266,8 @@ def _view(
     if count > storage.count - _whole(offset):
         raise ValueError(f"a tensor {show(sizes)} of a storage of {storage.count}")
     step = 1
-    for size, found in zip(reversed(sizes), reversed(steps), strict=True):
-        if count and size > 1 and found != step:
+    for size, stride in zip(reversed(sizes), reversed(steps), strict=True):
+        if count and size > 1 and stride != step:
             raise ValueError(f"a tensor {show(sizes)} with strides {show(steps)}")
         step *= size
     return _View(storage, offset, sizes)

@@ -36,7 +36,7 @@ class CudaNative(Struct, frozen=True):
         return 0, self.stream
 
 
-def place_of(native: Any) -> Pair:
+def ordinal_or_context(native: Any) -> Pair:
     """A device's ordinal, or the handle of a context, as an application names either.
 
     Raises:

@@ -19,7 +19,7 @@ from centella.backends.cuda.interop import (
     WAIT_FOR_ALL,
     CudaNative,
     memory_of,
-    place_of,
+    ordinal_or_context,
     stream_of,
 )
 from centella.backends.cuda.stream import Current, Lent, Stream, Streams
@@ -77,7 +77,7 @@ class CudaMemory(Backend):
     def runs_on(self, native: object) -> bool:
         """Whether this is what an application calls so."""
         try:
-            ordinal, handle = place_of(native)
+            ordinal, handle = ordinal_or_context(native)
         except DeviceError:
             return False
         if handle is not None:
@@ -312,7 +312,7 @@ def _ordinal_and_context(which: str, native: object) -> tuple[int, int | None]:
     if which and not which.isdigit():
         raise DeviceError(f"cuda: expected cuda or cuda:<index>, got cuda:{which}")
     available = device_count()
-    named, handle = (int(which or 0), None) if native is None else place_of(native)
+    named, handle = (int(which or 0), None) if native is None else ordinal_or_context(native)
     if handle is not None:
         try:
             with Current(driver.CUcontext(handle)):

@@ -19,7 +19,7 @@ LIMITS: dict[str, str] = {
 
 def listed() -> list[dict[str, Any]]:
     """WebGPU adapters, as `webgpu:N` counts them; none stays open."""
-    found = [
+    rows = [
         {
             "open_with": f"webgpu:{index}",
             "name": adapter.info["device"],
@@ -31,6 +31,6 @@ def listed() -> list[dict[str, Any]]:
         }
         for index, adapter in enumerate(adapters())
     ]
-    if not found:
+    if not rows:
         raise DeviceError("no Vulkan, Metal or DX12 adapter (docs: troubleshooting)")
-    return found
+    return rows

@@ -149,7 +149,7 @@ def tensor_of(spec: In, value: Array, dtype: str, device: Device) -> Tensor:
         version = state.value
         _states[version] = state  # which lives as long as the tensor
         return version
-    part, whole = _place(spec.layout, stored.shape, kind.per_chunk)
+    part, whole = _position(spec.layout, stored.shape, kind.per_chunk)
     around = np.full(math.prod(whole) * kind.itemsize, 0xFF, np.uint8)
     if kind.name == "bool":
         around[:] = 1
@@ -158,7 +158,7 @@ def tensor_of(spec: In, value: Array, dtype: str, device: Device) -> Tensor:
     return asarray(base, dtype=kind, device=device)[part]
 
 
-def _place(layout: str, shape: Shape, chunk: int) -> tuple[tuple[Any, ...], Shape]:
+def _position(layout: str, shape: Shape, chunk: int) -> tuple[tuple[Any, ...], Shape]:
     """Where a layout puts a value inside a larger array, and that array's shape."""
     if layout == "pads":
         wide = -(-shape[-1] // chunk) * chunk + chunk

@@ -21,7 +21,7 @@ from centella.check.cases.case import (
     laid_out,
 )
 from centella.ops.elementwise import BOOLS, TABLE, WHOLE, Expression
-from centella.ops.steps import ChainStep
+from centella.ops.steps import step_of
 
 
 def expressions() -> dict[str, Row]:
@@ -168,13 +168,13 @@ def fused() -> Row:
     listed: list[Case] = []
     for dtype in FLOATS:
         steps = (
-            ChainStep("mul", (0, 1), (), (), dtype),
-            ChainStep("gelu", (2,), (("kind", "tanh"),), (), dtype),
-            ChainStep("cast", (3,), (("dtype", "f32"),), (), "f32"),
-            ChainStep("lt", (4,), (), ("second",), "bool"),
-            ChainStep("where", (5, 2), (), ("first",), dtype),
+            step_of("mul", (0, 1), dtype),
+            step_of("gelu", (2,), dtype, kind="tanh"),
+            step_of("cast", (3,), "f32", dtype="f32"),
+            step_of("lt", (4,), "bool", second=0.7),
+            step_of("where", (5, 2), dtype, first=-1.5),
         )
-        attrs = {"steps": steps, "numbers": (("3.second", 0.7), ("4.first", -1.5))}
+        attrs = {"steps": steps}
         shapes: list[tuple[Shape, Shape]] = [
             *(((), ()), ((0,), ()), ((33,), (33,)), ((3, 5), (5,)), ((5, 8), (5, 8))),
             *(((5, 8), (5, 1)), ((2, 3, 7), (3, 1))),
@@ -182,9 +182,6 @@ def fused() -> Row:
         listed += [Case((In(a), In(b)), attrs, (dtype,)) for a, b in shapes]
         listed += laid_out(Case((In((6, 5)), In((5,))), attrs, (dtype,)), *LAYOUTS[1:])
         listed += [Case((In((21,), "extremes"), In((21,), "ties")), attrs, (dtype,))]
-    wrap = (
-        ChainStep("mul", (0,), (), ("second",), "i8"),
-        ChainStep("remainder", (1, 0), (), (), "i8"),
-    )
-    listed += [Case((In((3, 37)),), {"steps": wrap, "numbers": (("0.second", 3),)}, ("i8",))]
+    wrap = (step_of("mul", (0,), "i8", second=3), step_of("remainder", (1, 0), "i8"))
+    listed += [Case((In((3, 37)),), {"steps": wrap}, ("i8",))]
     return Row((*FLOATS, "i8"), tuple(listed))

@@ -18,7 +18,7 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.form import Form
 from centella.op.op import Lowered
-from centella.ops.elementwise import ACTIVATIONS, OPS
+from centella.ops.elementwise import ACTIVATIONS, plain_call
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
@@ -172,7 +172,7 @@ def _launch(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
     if not attrs.gate:
         plain = Ref(y.index + 1, y.spec)
         residual = named.pop("residual")
-        (add,) = OPS["add"].form((y.spec, residual.spec), (y.spec,)).lower(caps).calls
+        add = plain_call("add", (y.spec, residual.spec), y.spec, caps)
         places = (plain.index, residual.index, y.index)
         add = replace(add, tensors=tuple(replace(t, index=places[t.index]) for t in add.tensors))
         return Lowered((_call(named, plain, attrs, caps, ""), add), (y.spec,))

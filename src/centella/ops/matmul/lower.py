@@ -11,13 +11,13 @@ from centella.emit.program import Call, Ref
 from centella.op.form import Form
 from centella.op.op import Lowered
 from centella.op.variant import Variant, always, choose
-from centella.ops.elementwise import OPS
+from centella.ops.elementwise import plain_call
 from centella.ops.layout import broadcast_strides, flat, rows_of
 from centella.ops.matmul.choice import product_calls
 from centella.ops.matmul.op import LINEAR, Lie, matrix, parted
 from centella.ops.matmul.problem import THIN, LinearAttrs, MatmulAttrs, Problem
 from centella.ops.matmul.product import Product
-from centella.ops.quant.dequantize import DEQUANTIZE
+from centella.ops.quant.dequantize import DEQUANTIZE, DequantizeAttrs
 from centella.ops.quant.kernels import on_chunks, thin_linear
 from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, Spec, make_spec
@@ -34,7 +34,7 @@ def matmul(form: Form[MatmulAttrs], caps: Caps) -> Lowered:
         lie = matrix(spec)
         if lie is None:
             whole = make_spec(spec.shape, spec.dtype, caps.row_alignment)
-            (copy,) = OPS["copy"].form((spec,), (whole,)).lower(caps).calls
+            copy = plain_call("copy", (spec,), whole, caps)
             temporary = len(form.inputs) + 1 + len(copies)
             refs = (Ref(index, flat(operand)), Ref(temporary, whole))
             reason = f"copy for matmul operand {index}: batches are apart by no one stride"
@@ -90,11 +90,11 @@ def _dequantized(form: Form[LinearAttrs], fits: bool, caps: Caps) -> Lowered:
     x, planes, more = parted(form.inputs, attrs)
     n, k = FORMATS[attrs.format].check("linear", planes)
     whole, count = make_spec((n, k), x.dtype, caps.row_alignment), len(form.inputs)
-    named = {"dtype": x.dtype.name, "format": attrs.format}
-    dequantized = DEQUANTIZE.form(tuple(planes), (whole,), named).lower(caps)
+    decoding = DequantizeAttrs(x.dtype.name, attrs.format)
+    dequantized = Form(DEQUANTIZE, tuple(planes), (whole,), decoding).lower(caps)
     indices = (*range(1, 1 + len(planes)), count + 1)
     first = Lowered((), (whole,)) + dequantized.within(indices, count + 2)
-    dense = LINEAR.form((x, whole, *more), form.outputs, {**form.named, "format": ""})
+    dense = Form(LINEAR, (x, whole, *more), form.outputs, replace(attrs, format=""))
     indices = (0, count + 1, *range(1 + len(planes), count + 1))
     return first + _linear(dense, caps).within(indices, count + 1 + len(first.temporaries))
 

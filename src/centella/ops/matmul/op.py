@@ -258,7 +258,7 @@ def linear_axes(form: Form[LinearAttrs]) -> Axes:
     return axes([f"{lead}.", *planes, *more], [f"{lead}n"], scratch="n")
 
 
-def flops_of(form: Form[object]) -> int:
+def flops_of(form: Form[Any]) -> int:
     """A multiplication and an addition for each element of a row."""
     return 2 * form.outputs[0].size * form.inputs[0].shape[-1]
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.emit.program import Call, Ref
-from centella.ops.elementwise import OPS
+from centella.ops.elementwise import plain_call
 from centella.ops.layout import flat
 from centella.ops.matmul.problem import Problem
 from centella.specs import Caps, Spec
@@ -95,7 +95,7 @@ def copied_whole(
 ) -> tuple[Call, Spec]:
     """The copy of an operand to a temporary whose rows start on 16 bytes, and how that lies."""
     whole = _padded(lies)
-    (copy,) = OPS["copy"].form((lies,), (whole,)).lower(caps).calls
+    copy = plain_call("copy", (lies,), whole, caps)
     refs = (Ref(operand, flat(lies)), Ref(temporary, whole))
     reason = f"copy for {op} operand {operand}: rows do not start on 16 bytes"
     return replace(copy, tensors=refs, reason=reason), whole

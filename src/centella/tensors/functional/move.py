@@ -162,7 +162,7 @@ def pad(
     """
     check_tensors("pad", x)
     fill = number("pad", "value", value)
-    check_numbers("pad", {"value": fill}, x.dtype)
+    check_numbers("pad", (fill,), x.dtype)
     for axis, pair in enumerate(_widths(pad_width, x.ndim)):
         sides = [(*x.shape[:axis], n, *x.shape[axis + 1 :]) for n in pair]
         before, after = ([full(s, fill, x.dtype, x.device)] if s[axis] else [] for s in sides)

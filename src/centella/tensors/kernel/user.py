@@ -17,11 +17,12 @@ from centella.errors import LimitError, TraceError
 from centella.lang.ir import KernelIR
 from centella.lang.kernel_params import TensorParam
 from centella.lang.rounds import loops_of
+from centella.op.form import Form
 from centella.runtime.device import Device, device
 from centella.specs import Caps, Spec, make_spec
 from centella.tensors.creation import asarray
 from centella.tensors.kernel.arguments import bind, check_written, group_count, host_array
-from centella.tensors.kernel.op import SIMULATED, op_of
+from centella.tensors.kernel.op import SIMULATED, LaunchAttrs, op_of
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
 
@@ -123,19 +124,19 @@ class UserKernel:
             specs = tuple(t.spec for t, p in pairs if p.mode != "out")
             key = (caps, program, specs, attrs["outs"], attrs["scalars"], groups)
             if key not in self._within_rounds:
-                self._check_rounds(program, caps, specs, attrs)
+                self._check_rounds(program, caps, specs, LaunchAttrs(**attrs))
                 if len(self._within_rounds) >= CHECKED:
                     self._within_rounds.clear()
                 self._within_rounds.add(key)
 
     def _check_rounds(
-        self, program: Program, caps: Caps, specs: tuple[Spec, ...], attrs: dict[str, Any]
+        self, program: Program, caps: Caps, specs: tuple[Spec, ...], attrs: LaunchAttrs
     ) -> None:
         changed = tuple(specs[i] for i in self._op.mutates)
-        fresh = tuple(make_spec(*out, caps.row_alignment) for out in attrs["outs"])
-        call = self._op.form(specs, (*changed, *fresh), attrs).lower(caps).calls[0]
+        fresh = tuple(make_spec(*out, caps.row_alignment) for out in attrs.outs)
+        call = Form(self._op, specs, (*changed, *fresh), attrs).lower(caps).calls[0]
         words, _ = parameter_words(call, program.ir)
-        self._kernel.within_rounds(program, caps, words, attrs["groups"])
+        self._kernel.within_rounds(program, caps, words, attrs.groups)
 
     # -- looking ----------------------------------------------------------------------------------
 
