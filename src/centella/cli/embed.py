@@ -27,6 +27,8 @@ from centella.ledger.counts import ledger
 from centella.runtime.device import Device as Opened
 from centella.tasks.embed import Embedder
 from centella.tasks.embeddings import Cut
+from centella.weights.fingerprint import fingerprint
+from centella.weights.folder import find_model
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
@@ -133,7 +135,10 @@ def run(
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
-            embedder = load_shown(model, device, dtype.value, task="embed", devices=devices)
+            continued = output is not None and file is not None and Path(file).is_file()
+            root = find_model(model) if continued else model
+            files = fingerprint(root) if continued else None  # before weights are read
+            embedder = load_shown(str(root), device, dtype.value, task="embed", devices=devices)
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
@@ -147,7 +152,7 @@ def run(
             if rows:
                 _show(work)
             elif output is not None:
-                about = _about(model, embedder, dtype, file, options)
+                about = _about(model, embedder, dtype, file, options, files)
                 vectors = _save(output, work, model, about, restart)
             else:
                 vectors = work.vectors(0, len(lines))
@@ -182,16 +187,16 @@ def _expect_vectors(output: str) -> None:
 
 def _about(
     model: str, embedder: Embedder, dtype: WeightDtype, file: str | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any], files: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Of what run vectors are; None: of one that cannot go on."""
-    if file is None or not Path(file).is_file():
+    """Of what run vectors are, with the files of its model; None: of one that cannot go on."""
+    if file is None or files is None:
         return None
     seen = os.stat(file)
     source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
     kinds = {_kind(each.model.device) for each in (embedder, *embedder.replicas)}
     on = {"dtype": dtype.value, "device": ", ".join(sorted(kinds))}
-    return {"model": model, **on, **options, **source}
+    return {"model": model, **on, **options, **source, **files}
 
 
 def _kind(where: Opened) -> str:

@@ -31,7 +31,7 @@ from centella.tasks.generate import Generator
 from centella.tensors.arguments import flag, one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
-from centella.weights.folder import find_folder, read_config
+from centella.weights.folder import find_model, is_gguf, read_config
 from centella.weights.model_files import is_file, read_json, show
 
 if TYPE_CHECKING:
@@ -179,9 +179,8 @@ def load(
     begin = began()
     if quantize is not None:
         one_of("load", "quantize", quantize, tuple(QUANTIZERS))
-    files = (
-        _open_gguf(Path(path), task) if _is_gguf(path) else _open_folder(find_folder(path), task)
-    )
+    root = find_model(path)
+    files = (_open_gguf if is_gguf(root) else _open_folder)(root, task)
     family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
@@ -276,10 +275,6 @@ def _open_gguf(path: Path, task: str | None) -> ModelFiles:
     from centella.tasks.gguf_files import open_files
 
     return open_files(path, task)
-
-
-def _is_gguf(path: Any) -> bool:
-    return isinstance(path, (str, PathLike)) and Path(path).suffix.lower() == ".gguf"
 
 
 @uninterrupted
