@@ -17,7 +17,16 @@ from msgspec.structs import replace
 
 from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
-from centella.cli.options import BatchSize, Device, Dtype, Json, Model, ShowLedger, WeightDtype
+from centella.cli.options import (
+    BatchSize,
+    Device,
+    Devices,
+    Dtype,
+    Json,
+    Model,
+    ShowLedger,
+    WeightDtype,
+)
 from centella.cli.output import err, err_ledger, out, out_json, progress
 from centella.cli.reading import lines_of
 from centella.cli.timing import Stages
@@ -49,10 +58,6 @@ PromptName = Annotated[
 ]
 Dim = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Keep the first N numbers of each vector.")
-]
-Devices = Annotated[
-    str | None,
-    typer.Option(metavar="D,D", help="Several devices: cuda:0,cuda:1, or all."),
 ]
 Chunk = Annotated[
     int | None,

@@ -40,6 +40,10 @@ Device = Annotated[
         "(default: the best here).",
     ),
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="D,D", help="Several devices: cuda:0,cuda:1, or all."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Dtype = Annotated[WeightDtype, typer.Option(help="Dtype of weights; auto: as in the files.")]
 Quantize = Annotated[
