@@ -115,7 +115,7 @@ def test_a_long_file_is_read_in_pieces(tmp_path: Path) -> None:
             file.writeframes(bytes(4 * 16000))
     largest = 0
     with open_audio(path) as stream:
-        assert stream.duration == 600.0
+        assert stream.duration == 600.0 and not stream.live
         for piece in stream:
             largest = max(largest, piece.size)
         assert stream.position == 600 * 16000
@@ -174,7 +174,9 @@ def assert_piped(
     sender.start()
     with open(read, "rb") as reader:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(reader))
-        np.testing.assert_allclose(read_audio("-", **options), expected, atol=1e-4)
+        stream = open_audio("-", **options)
+        assert stream.live
+        np.testing.assert_allclose(stream.read(), expected, atol=1e-4)
     sender.join()
 
 

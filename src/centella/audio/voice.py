@@ -44,7 +44,7 @@ _ENOUGH = 0.8  # excess of a frame that counts: three of a loud click stay below
 LAG = 2  # frames between two spectra that are compared: the next that shares no sample
 _STEADY = 20  # frames on either side that their likeness is averaged over
 _LINES = slice(3, 160)  # of the transform: 94 Hz to 5 kHz, where partials are
-_ENVELOPE = 9  # lines that the spectrum's envelope is averaged over
+_ENVELOPE = 9  # lines that the spectrum's envelope is averaged over: sums of 8, and one
 _ALIKE = 0.72  # likeness of spectra from which sound is music
 _FAST, _SYLLABLE, _SLOW = 2, 12, 50  # frames on either side: above 8, of 2 to 8, below 2 Hz
 _RHYTHM = 40  # frames on either side that changes are averaged over
@@ -53,6 +53,7 @@ _COMMON = 0.8  # unison from which it is none: speech has up to 0.71, beats and 
 _DEEP = 0.01  # of the loudest band's mean power: what is less is all the same, as a pause is
 CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY, _SLOW + _RHYTHM)  # frames an evidence depends on
 _SECOND = RATE // STEP  # frames
+_PART = 50  # frames of a product: so small that BLAS starts no threads for it, which may wait
 
 
 class EnergyLevels:
@@ -75,7 +76,7 @@ class EnergyLevels:
         self._judged = 0  # rows of these that have been judged, and stay as context
 
     def push(self, samples: Array) -> list[float]:
-        """Levels of frames whose context is complete with these samples [n]; half a second's."""
+        """Levels of frames whose context is complete with these samples [n], once they last 0.5 s."""
         self._take(samples)
         ready = len(self._bands) - CONTEXT - self._judged
         return self._judge(ready) if ready >= _SECOND // 2 else []
@@ -89,11 +90,10 @@ class EnergyLevels:
         """Frames of what is there, and what of the samples the next one needs."""
         self._samples = np.concatenate([self._samples, samples])
         count = (len(self._samples) - FRAME) // STEP + 1
-        for first in range(0, max(count, 0), 8 * _SECOND):
-            part = self._samples[
-                first * STEP : min(first + 8 * _SECOND, count) * STEP + FRAME - STEP
-            ]
-            self._look(np.lib.stride_tricks.sliding_window_view(part, FRAME)[::STEP])
+        if count > 0:
+            frames = np.lib.stride_tricks.sliding_window_view(self._samples, FRAME)[::STEP]
+            for first in range(0, count, _PART):
+                self._look(frames[first : first + _PART])
         self._samples = self._samples[max(count, 0) * STEP :]
 
     def _look(self, frames: Array) -> None:
@@ -109,11 +109,11 @@ class EnergyLevels:
         """Levels of the next frames, whose context is there or does not exist."""
         excess, speech = evidence(self._bands, self._alike)
         chosen = slice(self._judged, self._judged + count)
-        levels = np.where(speech, excess, 0.0)[chosen]
+        levels: list[float] = np.where(speech, excess, 0.0)[chosen].tolist()
         dropped = max(chosen.stop - CONTEXT, 0)
         self._bands, self._alike = self._bands[dropped:], self._alike[dropped:]
         self._judged = chosen.stop - dropped
-        return [float(level) for level in levels]
+        return levels
 
 
 @lru_cache(maxsize=1)
@@ -141,9 +141,28 @@ def spectra(frames: Array) -> tuple[Array, Array]:
     transform = np.fft.rfft(frames * _window())
     power = transform.real**2 + transform.imag**2
     fine = np.log(power[:, _LINES] + np.float32(QUIET / FRAME))
-    fine -= _average(fine.T, _ENVELOPE // 2).T
+    fine -= _envelope(fine)
     length = np.sqrt(np.sum(fine**2, axis=1, keepdims=True))
     return power @ _bands() + np.float32(QUIET / BANDS), fine / np.maximum(length, 1e-3)
+
+
+def _envelope(fine: Array) -> Array:
+    """The mean of each line and four on either side, fewer at the ends."""
+    wide = np.zeros((fine.shape[0], fine.shape[1] + _ENVELOPE - 1))  # f64: the sums are exact
+    wide[:, 4:-4] = fine
+    sums = wide[:, :-1] + wide[:, 1:]
+    sums = sums[:, :-2] + sums[:, 2:]
+    sums = sums[:, :-4] + sums[:, 4:]
+    means: Array = ((sums[:, :-1] + wide[:, 8:]) / _neighbours(fine.shape[1])).astype(np.float32)
+    return means
+
+
+@lru_cache(maxsize=1)
+def _neighbours(lines: int) -> Array:
+    """How many lines the mean of each is of."""
+    at = np.arange(lines)
+    count: Array = np.minimum(at, 4) + 1 + np.minimum(at[::-1], 4)
+    return count
 
 
 def likeness(fine: Array) -> Array:
@@ -170,10 +189,11 @@ def _syllabic(bands: Array, floor: Array) -> Array:
     """Whether bands [n, bands] change as those of syllables do: by rhythm and unison."""
     deep = _DEEP * _average(bands, _SLOW).max(axis=1, keepdims=True)
     above = np.maximum(np.log(bands / np.maximum(floor, deep)), 0.0)
-    fast, syllable, slow = (_average(above, reach) for reach in (_FAST, _SYLLABLE, _SLOW))
-    each = fast - syllable
-    common, faster, slower = (x.mean(axis=1) for x in (each, above - fast, syllable - slow))
-    squares = np.stack([common**2, faster**2, slower**2, (each**2).mean(axis=1)], axis=1)
+    each = _average(above, _FAST) - _average(above, _SYLLABLE)
+    mean = above.mean(axis=1, keepdims=True)
+    fast, syllable, slow = (_average(mean, reach)[:, 0] for reach in (_FAST, _SYLLABLE, _SLOW))
+    changes = np.stack([fast - syllable, mean[:, 0] - fast, syllable - slow], axis=1)
+    squares = np.append(changes**2, (each**2).mean(axis=1, keepdims=True), axis=1)
     own, quick, gradual, apart = _average(squares, _RHYTHM).T
     syllabic: Array = (own > _SYLLABIC * (own + quick + gradual)) & (own < _COMMON * apart)
     return syllabic
@@ -181,7 +201,8 @@ def _syllabic(bands: Array, floor: Array) -> Array:
 
 def _average(rows: Array, reach: int) -> Array:
     """The mean of rows and as many on either side, fewer at the ends."""
-    sums = np.cumsum(np.pad(rows, ((1, 0), (0, 0))), axis=0, dtype=np.float64)
+    sums = np.zeros((len(rows) + 1, rows.shape[1]))
+    np.cumsum(rows, axis=0, dtype=np.float64, out=sums[1:])
     at = np.arange(len(rows))
     first, last = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(rows))
     means: Array = ((sums[last] - sums[first]) / (last - first)[:, None]).astype(np.float32)

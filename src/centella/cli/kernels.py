@@ -20,7 +20,6 @@ from centella.dtypes import DType, bool_, f16, f32, i8, i32, u8
 from centella.errors import CentellaError
 from centella.op.op import get
 from centella.ops.elementwise import TABLE, Expression
-from centella.ops.matmul.chain import GIVEN, Link
 from centella.ops.steps import ChainStep
 from centella.record.recording import Recording
 from centella.runtime.device import device as open_device
@@ -57,7 +56,6 @@ VARIANTS = {
     "cache_attend": ("KVCache.append_attend", "a token's key and value cached, and its attention"),
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
     "cache_write_i8": ("KVCache.append", "rows of k and v into a cache in i8, each with a scale"),
-    "linear_chain": ("Generator.generate", "the products between one attention and the next"),
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
@@ -142,14 +140,6 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "normed_linear": lambda t: apply_with(
             "normed_linear", (t(1, 1024), t(6144, 1024, dtype=f16)), "extras", {"norm": t(1024)},
             {"gate": "silu", "eps": 1e-6, "alpha": 1.0, "dtype": ""},
-        ),
-        "linear_chain": lambda t: apply_all(
-            get("linear_chain"),
-            (*(t(1, n, dtype=f16) for n in (2048, 1024)), t(1024, 2048, dtype=f16),
-             t(6144, 1024, dtype=f16), t(1024), t(1024, 3072, dtype=f16), t(4096, 1024, dtype=f16),
-             t(1024)),
-            {"links": (Link(residual=GIVEN), Link(norm=True, gate="silu"),
-                       Link(residual=0, kept=True), Link(norm=True))},
         ),
         "topk": lambda t: f.topk(t(64, 128), 8),
         "argsort": lambda t: f.argsort(t(64, 5000)),

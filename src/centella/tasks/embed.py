@@ -257,7 +257,9 @@ class Embedder(Hinted):
             return tokens
 
         parts = [partial(tokenized, part) for part in portions(len(read))]
-        threads = threads_ahead(where.model.device for where in (self, *self.replicas))
+        threads = 1
+        if len(parts) > 1:
+            threads = threads_ahead(where.model.device for where in (self, *self.replicas))
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             size = rows_of(batch.columns(most, exact), room) if room else batch_size
