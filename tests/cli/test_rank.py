@@ -28,6 +28,8 @@ def test_texts_in_order(tmp_path: Path) -> None:
     assert "submissions 1" in shown.stderr
     found = json.loads(call(*command, "--json", *DOCUMENTS).stdout)["ranked"]
     assert [(r["row"], r["text"]) for r in found] == [(r.index, r.text) for r in ranked]
+    devices = (*command[:-2], "--devices", "cpu", "--json", *DOCUMENTS)
+    assert json.loads(call(*devices).stdout)["ranked"] == found
     assert "give texts or --file, not both" in failed(*command, "a", "--file", lines)
     assert "rank: no text" in failed(*command)
     labels = with_tokenizer("bert-labels", tmp_path)

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,27 @@ def test_rows_of_two_devices_are_not_mixed(
         assert call(*command, "--device", "cpu").exit_code and not saved.exists()
     called = f"device 'cpu {platform.machine()}', now 'webgpu "
     assert called in failed(*command, "--device", device.name)
+    assert "goes on behind 128 of 150" in call(*command, "--device", "cpu").stderr
+
+
+def test_rows_of_other_weights_are_not_mixed(
+    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder keeps its name, and the file of weights its size and time."""
+    saved, folder = tmp_path / "v.npy", tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    weights = folder / "model.safetensors"
+    content, seen = weights.read_bytes(), weights.stat()
+    command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, "--model", folder)
+    with monkeypatch.context() as patch:
+        stop_at_few(patch)
+        patch.setattr(embed_command, "SECONDS", 0.0)  # 64 texts at a time
+        assert call(*command, "--device", "cpu").exit_code and not saved.exists()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(weights, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    text = failed(*command, "--device", "cpu")
+    assert re.search(r"\(model\.safetensors '([\d,]+ bytes), CRC \w+', now '\1, CRC \w+'\)", text)
+    weights.write_bytes(content)
     assert "goes on behind 128 of 150" in call(*command, "--device", "cpu").stderr
 
 

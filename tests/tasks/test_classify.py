@@ -13,6 +13,7 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks import batches
 from centella.tasks.classify import Classifier, TokenClassifier
 from centella.tasks.labels import activated
 from centella.tasks.load import load
@@ -102,6 +103,64 @@ def test_ranking(device: ct.Device, tmp_path: Path) -> None:
     np.testing.assert_allclose([r.score for r in ranked], scores[order], atol=1e-6)
     assert task.rank("the lake", []) == []
     assert task.predict(("the lake", DOCUMENTS[1])) == pytest.approx(scores[1], abs=1e-6)
+
+
+@pytest.mark.devices("webgpu", "simulator", "cuda", "webgpu-hardware")
+@pytest.mark.parametrize(
+    "name", ["bert-labels", "xlm-roberta-rank", "modernbert-labels", "mpnet-labels"]
+)
+def test_unequal_pairs_lie_end_to_end(
+    device: ct.Device, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the types of their parts; other pairs compile and plan nothing."""
+    task = load(with_tokenizer(name, tmp_path), device=device, task="classify")
+    texts = ["the lake", "sun", " ".join(WORDS), "a", "rain", "over the river"]
+    pairs = [("sun", text) for text in texts]
+    wanted = [task.predict(pair, activation="identity") for pair in pairs]
+    pack(monkeypatch)
+    task._capture()
+    shapes = shapes_of(task)
+    found = task.predict(pairs, activation="identity")
+    np.testing.assert_allclose(found, wanted, atol=2e-6)
+    with ct.ledger() as led:
+        again = task.predict([pairs[i] for i in (2, 0, 1, 4, 3, 5)], activation="identity")
+    led.expect(uploads=1, submissions=1, downloads=1, compiles=0, plans=0)
+    np.testing.assert_allclose(again, found[[2, 0, 1, 4, 3, 5]], atol=2e-6)
+    assert shapes == [((48,), (9,), (48,))] * 2
+
+
+@pytest.mark.devices("webgpu", "simulator", "cuda", "webgpu-hardware")
+def test_tags_of_texts_end_to_end(
+    device: ct.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load(with_tokenizer("bert-tags", tmp_path), device=device)
+    texts = ["the lake over", "sun", " ".join(WORDS), "a", "over the river"]
+    wanted = [task.classify(text, grouped=False) for text in texts]
+    pack(monkeypatch)
+    task._capture()
+    shapes = shapes_of(task)
+    for spans, expected in zip(task.classify(texts, grouped=False), wanted, strict=True):
+        assert [(s.label, s.text) for s in spans] == [(s.label, s.text) for s in expected]
+        np.testing.assert_allclose([s.score for s in spans], [s.score for s in expected], atol=1e-6)
+    assert [len(shape) for shape, *_ in shapes] == [1]
+
+
+def pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let texts lie end to end on devices that compute on the host's cores, and for few tokens."""
+    monkeypatch.setattr(batches, "SLOW", ())
+    monkeypatch.setattr(batches, "SAVED", 8)
+
+
+def shapes_of(task: Any) -> list[tuple[tuple[int, ...], ...]]:
+    """The first three inputs of each batch from now on."""
+    shapes, fetch = list[tuple[tuple[int, ...], ...]](), task._captured.fetch
+
+    def noted(*inputs: Array) -> Any:
+        shapes.append(tuple(x.shape for x in inputs[:3]))
+        return fetch(*inputs)
+
+    task._captured.fetch = noted
+    return shapes
 
 
 def test_labels_of_texts(tmp_path: Path) -> None:

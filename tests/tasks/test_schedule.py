@@ -17,6 +17,7 @@ import pytest
 import centella as ct
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.tasks.load import load
+from centella.tasks.speculation import GUESSES, Lookup
 from tests.support.devices import own
 from tests.support.model_common import DATA
 
@@ -456,6 +457,133 @@ def test_mistakes_of_requests(host: ct.Generator) -> None:
     with pytest.raises(ShapeError, match="submit: expected n of 1 or more"):
         scheduler.submit([5], n=0)
     assert not scheduler.step()
+
+
+class Oracle(Lookup):
+    """Knows how a text goes on, but not always, and guesses one of some tokens wrong."""
+
+    def __init__(self, whole: list[int]) -> None:
+        self.whole = whole
+
+    def ready(self, row: list[int]) -> bool:
+        return len(row) % 11 != 0
+
+    def guess(self, row: list[int]) -> Any:
+        some = (self.whole[len(row) :] + [0] * GUESSES)[:GUESSES]
+        some[(5 * len(row)) % 13 % GUESSES] ^= len(row) % 3 > 0
+        return np.array([some], np.int32)
+
+
+def run_guessed(scheduler: ct.Scheduler, asked: Asked, wanted: list[ct.Generation]) -> Any:
+    """Submit them all, most with what knows them; the results, and tokens of each pass."""
+    requests, numbers, add = [], list[int](), scheduler._jobs._add_verified
+    for i, ((ids, options), known) in enumerate(zip(asked, wanted, strict=True)):
+        requests.append(scheduler.submit(ids, **options, draft=None if i % 5 == 4 else "lookup"))
+        job = scheduler._new[-1]
+        assert (job.lookup is None) == (i % 5 == 4 or i % 4 == 3)  # these have penalties
+        if job.lookup is not None:
+            job.lookup = Oracle(ids + known.ids)
+
+    def counted(job: Any, *given: Any) -> None:
+        before = len(job.ids)
+        add(job, *given)
+        numbers.append(len(job.ids) - before)
+
+    scheduler._jobs._add_verified = counted  # type: ignore[method-assign, assignment]
+    scheduler.run()
+    return [request.result() for request in requests], numbers
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3-moe"])
+def test_guessed_requests_get_what_they_get_alone(device: ct.Device, name: str) -> None:
+    """Rows of a pass accept different numbers of guesses; others are decoded beside them."""
+    model = generator(device, name)
+    asked = chats(*((30, 150, 60) if device.name == "cpu" else (9, 100, 30)))
+    wanted = alone(model, asked)
+    scheduler = ct.Scheduler(model, max_batch=7, tokens=2000, background=False)
+    whole = free(scheduler)
+    got, numbers = run_guessed(scheduler, asked, wanted)
+    assert [(g.ids, g.text, g.finish) for g in got] == [(g.ids, g.text, g.finish) for g in wanted]
+    assert {1, 2, 4, GUESSES + 1} <= set(numbers)
+    for i, result in enumerate(got):
+        assert result.accepted <= result.guessed and (result.guessed == 0 or i % 5 < 4)
+    assert sum(g.accepted for g in got) > sum(g.guessed for g in got) / 3
+    assert scheduler.steps < 0.7 * sum(len(g.ids) for g in wanted) / 3
+    assert (free(scheduler), scheduler.running, scheduler.waiting) == (whole, 0, 0)
+    assert run(scheduler, asked) == wanted  # nothing is left of wrong guesses in known blocks
+
+
+def test_guesses_where_memory_is_short(host: ct.Generator) -> None:
+    """Some requests are stopped and read anew, and blocks of wrong guesses are given back."""
+    asked = chats(40, 150, 60, seed=3)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(host, max_batch=6, tokens=CONTEXT, background=False)
+    got, numbers = run_guessed(scheduler, asked, wanted)
+    assert [g.ids for g in got] == [g.ids for g in wanted]
+    assert scheduler.preemptions > 2 and len(numbers) > 50
+    assert free(scheduler) == CONTEXT // BLOCK
+
+
+@pytest.mark.devices("simulator")
+def test_no_two_threads_of_a_pass_write_one_word(device: ct.Device, host: ct.Generator) -> None:
+    asked = chats(3, 60, 8)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(generator(device), max_batch=3, tokens=600, background=False)
+    got, numbers = run_guessed(scheduler, asked, wanted)
+    assert [g.ids for g in got] == [g.ids for g in wanted] and numbers
+
+
+def test_a_pass_that_fails_ends_what_was_in_it(
+    host: ct.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = chats(6, 100, 40)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(host, max_batch=6, background=False)
+    requests = [scheduler.submit(ids, **options, draft="lookup") for ids, options in asked]
+    for job, known in zip(scheduler._new, wanted, strict=True):
+        if job.lookup is not None:
+            job.lookup = Oracle(job.ids + known.ids)
+    with monkeypatch.context() as patch:
+
+        def fails(*_: Any) -> None:
+            raise ct.OutOfMemoryError("no more")
+
+        patch.setattr(scheduler._jobs.device, "verify", fails)
+        scheduler.run()
+    for i, (request, result) in enumerate(zip(requests, wanted, strict=True)):
+        if i % 4 == 3:  # with penalties
+            assert request.result() == result
+        else:
+            with pytest.raises(ct.OutOfMemoryError, match="no more"):
+                request.result()
+    assert run(scheduler, asked) == wanted
+
+
+def test_lookup_of_a_text_that_repeats_itself(host: ct.Generator) -> None:
+    text, given = "one two " * 12, {"max_new_tokens": 12, "ignore_eos": True}
+    scheduler = ct.Scheduler(host, background=False)
+    made = scheduler.submit(text, draft="lookup", **given).result()  # type: ignore[call-overload]
+    wanted = host.generate(text, draft="lookup", **given)  # type: ignore[call-overload]
+    assert (made.ids, made.guessed, made.accepted) == (
+        wanted.ids, wanted.guessed, wanted.accepted
+    )  # fmt: skip
+    assert made.accepted > 0 and scheduler.steps < 12
+
+
+def test_what_is_not_guessed(host: ct.Generator) -> None:
+    scheduler = ct.Scheduler(host, background=False)
+    with pytest.raises(DTypeError, match=r'draft: expected "lookup" or None, got .*Gener'):
+        scheduler.submit([5], draft=host)  # type: ignore[call-overload]
+    for options in ({"logprobs": 1}, {"presence_penalty": 0.5}):
+        given: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, **options}
+        made = scheduler.submit([5, 6, 7] * 9, draft="lookup", **given).result()
+        assert made.guessed == 0
+        assert made.ids == host.generate([5, 6, 7] * 9, **given).ids
+    long = [5, 6, 7] * (CONTEXT // 3 - 6)
+    made = scheduler.submit(long, max_new_tokens=99, ignore_eos=True, draft="lookup").result()
+    assert made.ids == host.generate(long, max_new_tokens=99, ignore_eos=True).ids
+    assert made.finish == "context"
 
 
 @pytest.mark.devices(*EVERY)

@@ -1,9 +1,10 @@
-"""Embedders on several devices: the same vectors in the same order, also where a device fails."""
+"""Models on several devices: the same results in the same order, also where a device fails."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from centella.tasks import several
 from centella.tasks.batches import Batch
 from centella.tasks.embed import Embedder
 from tests.support.model_common import DATA
+from tests.tasks.test_classify import WORDS, with_tokenizer
 
 pytest.importorskip("tokenizers")
 TINY = DATA / "tiny-bert"
@@ -42,7 +44,7 @@ def two(*devices: Any) -> Embedder:
     return ct.load(TINY, devices=devices or (cpu(), cpu()), task="embed")
 
 
-def fail(place: Embedder, error: Exception) -> list[int]:
+def fail(place: Any, error: Exception) -> list[int]:
     """Make a device fail; the sizes of batches that it got."""
     sizes: list[int] = []
 
@@ -54,7 +56,7 @@ def fail(place: Embedder, error: Exception) -> list[int]:
     return sizes
 
 
-def met(model: Embedder, error: BaseException | None = None, after: int = 0) -> list[list[int]]:
+def met(model: Any, error: BaseException | None = None, after: int = 0) -> list[list[int]]:
     """Make the first device wait until the last had a batch or failed; what each ran, by sizes.
 
     Args:
@@ -64,7 +66,7 @@ def met(model: Embedder, error: BaseException | None = None, after: int = 0) -> 
     go_on = threading.Event()
     ran: list[list[int]] = [[] for _ in places]
 
-    def watch(place: Embedder, sizes: list[int], error: BaseException | None) -> None:
+    def watch(place: Any, sizes: list[int], error: BaseException | None) -> None:
         submit = place._submit
 
         def submitted(batch: Batch, *rest: Any) -> Any:
@@ -348,6 +350,71 @@ def test_what_is_refused() -> None:
             ct.load(TINY, **options)
     decoder = DATA / "decoders" / "qwen3"
     with pytest.raises(
-        WeightsError, match="devices: expected a model that embeds, got a Generator"
+        WeightsError, match="devices: expected a model that embeds or classifies, got a Generator"
     ):
         ct.load(decoder, devices=[cpu(), cpu()])
+
+
+# -- classifiers ----------------------------------------------------------------------------------
+
+DOCUMENTS = [f"{'rain over the ' * (i % 4)}{WORDS[i % len(WORDS)]}" for i in range(40)]
+
+
+def test_pairs_are_shared_and_scores_stay_in_order(tmp_path: Path) -> None:
+    folder = with_tokenizer("bert-labels", tmp_path)  # whose pairs have types
+    alone = ct.load(folder, "cpu", task="classify")
+    model = ct.load(folder, devices=(cpu(), cpu()), task="classify", warm=True)
+    pairs = [("the lake", text) for text in DOCUMENTS]
+    ran = met(model)
+    scores = model.predict(pairs, batch_size=4)
+    np.testing.assert_allclose(scores, alone.predict(pairs, batch_size=4), atol=1e-6)
+    assert sum(map(len, ran)) == 10 and min(map(len, ran)) > 0
+    for texts in (DOCUMENTS, DOCUMENTS[:2], []):
+        labels = model.classify(texts, batch_size=4)
+        wanted = alone.classify(texts, batch_size=4)
+        assert [[x.label for x in row] for row in labels] == [[x.label for x in r] for r in wanted]
+    assert repr(model) == "Classifier(3 labels, <centella.Device cpu>, <centella.Device cpu>)"
+
+
+@pytest.mark.parametrize("name", ["gte-rank", "qwen3"])
+def test_a_ranking_goes_on_where_a_device_fails(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = DATA / "rerankers" / name if name == "qwen3" else with_tokenizer(name, tmp_path)
+    model = ct.load(folder, devices=(cpu(), cpu()), task="classify")
+    wanted = ct.load(folder, "cpu", task="classify").rank("the lake", DOCUMENTS)
+    met(model, ct.OutOfMemoryError("full"), 1)
+    ranked = model.rank("the lake", DOCUMENTS, batch_size=4)
+    np.testing.assert_allclose([r.score for r in ranked], [r.score for r in wanted], atol=1e-6)
+    assert sorted(r.index for r in ranked) == list(range(len(DOCUMENTS)))
+    (said,) = caplog.messages
+    assert said == "classify: cpu (1) failed, and its texts go to cpu: full"
+    fail(model, DeviceLostError("gone"))
+    with pytest.raises(
+        DeviceError, match=r"classify: every device failed: cpu: gone; cpu \(1\): f"
+    ):
+        model.rank("the lake", DOCUMENTS, batch_size=4)
+
+
+def test_tokens_on_several_devices(tmp_path: Path) -> None:
+    folder = with_tokenizer("bert-tags", tmp_path)
+    model = ct.load(folder, devices=(cpu(), cpu()), task="tag")
+    assert model.classify(DOCUMENTS, batch_size=4) == ct.load(folder, "cpu", task="tag").classify(
+        DOCUMENTS, batch_size=4
+    )
+
+
+def test_a_classifier_is_warmed_and_changed_on_each_device(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ct.load(with_tokenizer("gte-rank", tmp_path), devices=(cpu(), cpu()), task="classify")
+    model.model.device.close()
+    model.warm()
+    (said,) = caplog.messages
+    assert said.startswith("classify: cpu failed, and its texts go to cpu (1)")
+    with ct.ledger() as led:
+        model.classify("warm")
+    assert (led.compiles, led.submissions) == (0, 1)
+    model.model.head.out.weight = model.replicas[0].model.head.out.weight
+    with pytest.raises(ContractError, match="classify: expected model, dense and heads as they"):
+        model.rank("the lake", DOCUMENTS)

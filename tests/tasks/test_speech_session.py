@@ -14,6 +14,7 @@ import pytest
 import centella as ct
 from centella.audio.transcript import Word
 from centella.errors import ContractError
+from centella.tasks import speech_session as module
 from centella.tasks.align import median, token_ends, warped, words
 from centella.tasks.beam import Beams, best_of
 from centella.tasks.speech_options import SpeechConfig
@@ -241,15 +242,48 @@ def test_no_token_is_chosen_where_none_may_come(device: ct.Device, how: dict[str
 def test_token_times(device: ct.Device, name: str) -> None:
     """Equal to those of transformers within a step of 20 ms."""
     stored, session, begin = expected(name), session_of(name, device), begin_of(name)
-    for row in range(2):
-        text = stored["timed"][row]
-        ended = np.flatnonzero(text == session.vocabulary.end)
-        tokens = text[: ended[0] if len(ended) else 39].tolist()
-        weights, sure = session.aligned(row, begin, tokens, config_of(name).alignment_heads)
+    texts = texts_of(stored, session.vocabulary.end)
+    aligned = list(session.aligned(begin, texts, config_of(name).alignment_heads))
+    assert [row for row, _, _ in aligned] == [0, 1]
+    for row, weights, sure in aligned:
+        tokens = texts[row]
         assert sure.shape == (len(tokens),)
         assert (sure > 0).all() and (sure <= 1).all()
         ends = token_ends(weights[..., : FRAMES[row] // 2], 7) * 0.02
         np.testing.assert_allclose(ends, stored["times"][row, : len(tokens)], atol=0.0201)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", ["tiny", "turbo"])
+def test_texts_of_several_windows_are_aligned_together(
+    device: ct.Device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one submission, as each alone; in several where their attention takes too much memory."""
+    model, heads, begin = model_of(name, device), config_of(name).alignment_heads, begin_of(name)
+    session = SpeechSession(model, config_of(name).vocabulary, 5, lambda sound: sound)
+    two = mel(model.config.num_mel_bins)
+    session.listen(np.concatenate([two, two[::-1] * 0.5, two[:1] * 0.25]))
+    written = texts_of(expected(name), session.vocabulary.end)
+    texts = {4: written[0], 0: written[1][:9], 2: written[0][:20]}
+    alone = {row: [*session.aligned(begin, {row: text}, heads)] for row, text in texts.items()}
+    for most, submissions in ((module.ALIGNED, 1), (1, 3)):
+        monkeypatch.setattr(module, "ALIGNED", most)
+        for _ in range(2):  # the second replays
+            with ct.ledger() as led:
+                together = [*session.aligned(begin, texts, heads)]
+        assert led.submissions == submissions
+        assert [row for row, _, _ in together] == [4, 0, 2]
+        for row, weights, sure in together:
+            ((_, other, certain),) = alone[row]
+            np.testing.assert_allclose(weights, other, atol=2e-5)
+            np.testing.assert_allclose(sure, certain, rtol=1e-4)
+    assert list(session.aligned(begin, {}, heads)) == []
+
+
+def texts_of(stored: dict[str, Array], end: int) -> dict[int, list[int]]:
+    """Tokens of the texts with times, by row, without the end."""
+    texts = [text.tolist() for text in stored["timed"][:2]]
+    return {row: text[: text.index(end) if end in text else 39] for row, text in enumerate(texts)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -260,9 +294,9 @@ def test_word_times(name: str) -> None:
     vocab = json.loads((FOLDER / name / "tokenizer.json").read_text())["model"]["vocab"]
     letters = {i: text.replace("\u0120", " ") for text, i in vocab.items()}
     heard: list[tuple[int, Word]] = []
-    for row, text in enumerate(stored["timed"].tolist()):
-        tokens = text[: text.index(end) if end in text else 39]
-        weights, sure = session.aligned(row, begin, tokens, config_of(name).alignment_heads)
+    texts = texts_of(stored, end)
+    for row, weights, sure in session.aligned(begin, texts, config_of(name).alignment_heads):
+        tokens = texts[row]
         ends = token_ends(weights[..., : FRAMES[row] // 2], 7) * 0.02
         for is_text, run in itertools.groupby(enumerate(tokens), lambda pair: pair[1] < end):
             if is_text:

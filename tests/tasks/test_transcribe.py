@@ -288,6 +288,29 @@ def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path:
         )
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_words_of_a_batch_are_timed_together(beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples = transcriber("cpu"), sound(11)
+    how: dict[str, Any] = {**QUIET, "language": "de", "batch": 3, "timestamps": "word",
+                           "beam": beam}  # fmt: skip
+    aligned, texts = SpeechSession.aligned, list[int]()
+
+    def counted(session: SpeechSession, prompt: Any, some: Any, heads: Any) -> Any:
+        texts.append(len(some))
+        return aligned(session, prompt, some, heads)
+
+    monkeypatch.setattr(SpeechSession, "aligned", counted)
+    together = model.transcribe(samples, **how)
+    assert texts == [3, 1] and {int(w.start) // 3 for w in together.words} == {0, 1, 2, 3}
+    monkeypatch.setattr("centella.tasks.speech_session.ALIGNED", 1)
+    alone = model.transcribe(samples, **how)
+    assert [w.text for w in together.words] == [w.text for w in alone.words]
+    for a, b in zip(together.words, alone.words, strict=True):
+        np.testing.assert_allclose(
+            (a.start, a.end, a.probability), (b.start, b.end, b.probability), atol=1e-5
+        )
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("timestamps", ["segment", "none"])
 def test_segments_last(batch: int, timestamps: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,8 +132,3 @@ def _log_softmax(x: Array) -> Array:
     wide -= wide.max(-1, keepdims=True)
     shifted: Array = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     return shifted
-
-
-def is_gguf(folder: str | PathLike[str]) -> bool:
-    """Whether a path is a GGUF file's."""
-    return Path(folder).suffix.lower() == ".gguf"

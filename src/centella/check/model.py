@@ -17,7 +17,6 @@ from centella.backends.base import Array
 from centella.check.cases.compare import difference
 from centella.check.decoder import (
     Decoded,
-    is_gguf,
     prompt_of,
     quantized_of,
     run_decoder,
@@ -38,7 +37,7 @@ from centella.tasks.load import load
 from centella.tasks.transcribe import Transcriber
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
-from centella.weights.folder import find_folder
+from centella.weights.folder import find_model, is_gguf
 
 Outputs = dict[str, Array]  # by path, in the order in which the modules were done
 
@@ -83,7 +82,7 @@ def check_model(
         MissingExtraError: the device is the CPU, and there is nothing to compare it with.
     """
     begin = time.perf_counter()
-    root = Path(folder) if is_gguf(folder) else find_folder(folder)
+    root = find_model(folder)
     where = open_device(device)
     task = load(root, where, dtype)
     if audio is not None and not isinstance(task, Transcriber):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
-from centella.cli.options import BatchSize, Device, Dtype, Json, Model, ShowLedger
+from centella.cli.options import BatchSize, Device, Devices, Dtype, Json, Model, ShowLedger
 from centella.cli.output import err, err_ledger, out, out_json, progress
 from centella.cli.reading import lines_of
 from centella.cli.timing import Stages
@@ -27,6 +27,8 @@ from centella.ledger.counts import ledger
 from centella.runtime.device import Device as Opened
 from centella.tasks.embed import Embedder
 from centella.tasks.embeddings import Cut
+from centella.weights.fingerprint import fingerprint
+from centella.weights.folder import find_model
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
@@ -47,10 +49,6 @@ PromptName = Annotated[
 ]
 Dim = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Keep the first N numbers of each vector.")
-]
-Devices = Annotated[
-    str | None,
-    typer.Option(metavar="D,D", help="Several devices: cuda:0,cuda:1, or all."),
 ]
 Chunk = Annotated[
     int | None,
@@ -133,7 +131,10 @@ def run(
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
-            embedder = load_shown(model, device, dtype, task="embed", devices=devices)
+            continued = output is not None and file is not None and Path(file).is_file()
+            root = find_model(model) if continued else model
+            files = fingerprint(root) if continued else None  # before weights are read
+            embedder = load_shown(str(root), device, dtype, task="embed", devices=devices)
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
@@ -147,7 +148,7 @@ def run(
             if rows:
                 _show(work)
             elif output is not None:
-                about = _about(model, embedder, dtype, file, options)
+                about = _about(model, embedder, dtype, file, options, files)
                 vectors = _save(output, work, model, about, restart)
             else:
                 vectors = work.vectors(0, len(lines))
@@ -182,16 +183,16 @@ def _expect_vectors(output: str) -> None:
 
 def _about(
     model: str, embedder: Embedder, dtype: str, file: str | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any], files: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Of what run vectors are; None: of one that cannot go on."""
-    if file is None or not Path(file).is_file():
+    """Of what run vectors are, with the files of its model; None: of one that cannot go on."""
+    if file is None or files is None:
         return None
     seen = os.stat(file)
     source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
     kinds = {_kind(each.model.device) for each in (embedder, *embedder.replicas)}
     on = {"dtype": dtype, "device": ", ".join(sorted(kinds))}
-    return {"model": model, **on, **options, **source}
+    return {"model": model, **on, **options, **source, **files}
 
 
 def _kind(where: Opened) -> str:

@@ -46,6 +46,10 @@ Device = Annotated[
         "(default: the best here).",
     ),
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="D,D", help="Several devices: cuda:0,cuda:1, or all."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Dtype = Annotated[
     str,

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from centella.cli.escape import in_line
-from centella.cli.options import BatchSize, Device, Json, ShowLedger
+from centella.cli.loading import load_shown
+from centella.cli.options import BatchSize, Device, Devices, Json, ShowLedger
 from centella.cli.output import err_ledger, out, out_json
 from centella.cli.reading import lines_of
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
-from centella.tasks.load import load
 
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to rank.")]
@@ -32,7 +32,8 @@ Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show
 def run(
     question: Question, texts: Texts = None, *, model: CrossEncoder, file: File = None,
     top: Top = None, instruction: Instruction = None, device: Device = None,
-    batch_size: BatchSize = 32, as_json: Json = False, show_ledger: ShowLedger = False,
+    devices: Devices = None, batch_size: BatchSize = 32, as_json: Json = False,
+    show_ledger: ShowLedger = False,
 ) -> None:  # fmt: skip
     """Print the texts, the best first, with their scores.
 
@@ -45,7 +46,7 @@ def run(
     documents = lines_of("rank", file) if file is not None else texts
     if not documents:
         raise CentellaError("rank: no text; try: centella rank --model DIR 'question' 'a text'")
-    ranker = load(model, device, task="classify")
+    ranker = load_shown(model, device, "auto", task="classify", devices=devices)
     with ledger() as led:
         ranked = ranker.rank(
             question, documents, top, instruction=instruction, batch_size=batch_size

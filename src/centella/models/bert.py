@@ -325,13 +325,16 @@ class BertModel(Module):
             )
         return self.encoder(self.embeddings(ids, types), Scene(lengths))
 
-    def end_to_end(self, ids: Tensor, offsets: Tensor, positions: Tensor) -> Tensor:
+    def end_to_end(
+        self, ids: Tensor, offsets: Tensor, positions: Tensor, types: Tensor | None = None
+    ) -> Tensor:
         """The last hidden states of texts that lie end to end, without padding between them.
 
         Args:
             ids: [tokens] i32; positions: [tokens] i32, of each token in its text.
             offsets: [texts + 1] i32, where each text begins, and where the last one ends; the
                 states behind it mean nothing.
+            types: [tokens] i32, the part of a pair that each token is of; None: all 0.
 
         Returns:
             [tokens, hidden].
@@ -346,5 +349,5 @@ class BertModel(Module):
                 f"BertModel: expected ids and positions [tokens], got {list(ids.shape)} and "
                 f"{list(positions.shape)}"
             )
-        x = self.embeddings(ids[None], None, positions[None])
+        x = self.embeddings(ids[None], None if types is None else types[None], positions[None])
         return self.encoder(x, Scene(None, offsets, positions[None]))[0]

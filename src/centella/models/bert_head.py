@@ -19,7 +19,7 @@ from centella.models.bert import BertModel, norm_of
 from centella.models.bert_config import BertConfig
 from centella.models.config import ACTIVATIONS
 from centella.nn import LayerNorm, Linear, Module
-from centella.tensors.functional import mean_pool
+from centella.tensors.functional import gather, mean_pool
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
 
@@ -109,10 +109,16 @@ class Head(Module):
         self.out: Linear = Linear(width, len(config.labels))
 
     def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """[batch, seq_len, hidden] to f32 [batch, labels], or [batch, seq_len, labels]."""
+        """[batch, seq_len, hidden] to f32 [batch, labels], or [batch, seq_len, labels].
+
+        Of texts end to end: states [tokens, hidden], with offsets in place of lengths.
+        """
         c, x = self.config, states
         if not c.of_tokens:
-            x = x[:, 0] if c.head_pooling == "cls" else mean_pool(x, lengths)
+            if c.head_pooling == "mean":
+                x = mean_pool(x, lengths)
+            else:
+                x = x[:, 0] if x.ndim == 3 else gather(x, lengths[:-1])
         if self.dense is not None:
             x = self.dense(x, activation=c.head_activation)
         if self.norm is not None:
@@ -159,3 +165,19 @@ class LabelModel(Module):
             ShapeError, DTypeError: as `BertModel`.
         """
         return self.head(self.bert(ids, lengths, types), lengths)
+
+    def end_to_end(
+        self, ids: Tensor, offsets: Tensor, positions: Tensor, types: Tensor | None = None
+    ) -> Tensor:
+        """Logits of texts that lie end to end, without padding between them.
+
+        Args:
+            ids, offsets, positions, types: as `BertModel.end_to_end` takes them.
+
+        Returns:
+            f32 [texts, labels]; of tokens [tokens, labels].
+
+        Raises:
+            ShapeError, DTypeError: as `BertModel.end_to_end`.
+        """
+        return self.head(self.bert.end_to_end(ids, offsets, positions, types), offsets)

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
-from msgspec import Struct
 
+from centella.dtypes import Array
 from centella.errors import DTypeError, ShapeError
-from centella.nn.tree import Tree
-from centella.runtime.pending import Pending
-from centella.tasks.batches import (
-    Batch,
-    Progress,
-    batches_of,
-    expect_tokenizer,
-    listed,
-    portions,
-    run_batches,
-    threads_ahead,
-)
-from centella.tasks.check_texts import checked_texts
+from centella.tasks.batches import Progress, listed
+from centella.tasks.label_runner import ClassifierConfig, LabelRunner, Read
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
-from centella.tasks.pairs import Pairs, Typed
-from centella.tasks.tokens import Tokens
-from centella.tensors.arguments import check_called, flag, one_of, refuse_names, whole
-from centella.tensors.hints import Hinted
-from centella.tensors.jit import Jitted
-from centella.tensors.tensor import Tensor
+from centella.tasks.pairs import Typed
+from centella.tensors.arguments import flag, one_of, refuse_names, whole
 
 if TYPE_CHECKING:
     from centella.models.bert_head import LabelModel
@@ -38,128 +22,10 @@ if TYPE_CHECKING:
     from centella.tasks.rank_prompt import RankPrompt
     from centella.tasks.text import Encoded, Tokenizer
 
-Read = Callable[[slice], Typed]  # of some of the texts
-
-Array = np.ndarray[Any, Any]
-CAPTURES = 40  # sizes of batches that the model is kept captured for
+__all__ = ["Classifier", "ClassifierConfig", "TokenClassifier"]
 
 
-class ClassifierConfig(Struct, frozen=True):
-    """How texts are read, and logits become scores.
-
-    Attributes:
-        max_length: tokens that a text or a pair is cut at, special ones counted.
-        activation: of `predict` and `rank`: "identity", "sigmoid" or "softmax".
-        spread: of `classify`.
-        lower_case: whether texts are lower-cased before they are tokenised.
-    """
-
-    max_length: int
-    activation: str
-    spread: str
-    lower_case: bool = False
-
-
-class _Runner(Hinted):
-    """Encoded texts to logits, in batches, captured for each size of batch."""
-
-    def __init__(
-        self, model: LabelModel | LlamaRanker, tokenizer: Tokenizer | Path,
-        config: ClassifierConfig,
-    ) -> None:  # fmt: skip
-        if not isinstance(tokenizer, Path):
-            tokenizer.check_pad_id(model.config.vocab_size)
-        self.model = model
-        self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
-        self.config = config
-        self._tree = Tree(model)
-        self._captured = self._capture()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The model's logits: `classifier(ids, lengths)`."""
-        check_called(type(self).__name__, args, "model.classify(texts) labels texts")
-        return self.model(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.labels)} labels, {self.model.device!r})"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
-        return self.model.config.labels
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Text to token ids.
-
-        Raises:
-            WeightsError: the model's folder has none.
-        """
-        return expect_tokenizer(self._tokenizer)
-
-    def warm(self) -> None:
-        """Run a text of one word: programs are compiled, and memory is allocated."""
-        self._logits(1, self._alone(["warm"]), 1, False)
-
-    def _capture(self) -> Jitted[..., Tensor]:
-        model = self.model
-        return Jitted(lambda *inputs: model(*inputs), model.device, CAPTURES)
-
-    @cached_property
-    def _pairs(self) -> Pairs:
-        return Pairs(self.tokenizer)
-
-    def _prepared(self, texts: Sequence[Any]) -> list[str]:
-        checked = checked_texts(texts)
-        return [text.lower() for text in checked] if self.config.lower_case else checked
-
-    def _alone(self, texts: Sequence[Any]) -> Read:
-        """Texts as the model reads them."""
-        read = self._prepared(texts)
-        return lambda some: self._pairs.alone(read[some], self.config.max_length)
-
-    def _logits(
-        self, count: int, read: Read, batch_size: int, progress: Progress
-    ) -> list[Array]:  # fmt: skip
-        """Of so many texts: of each [labels], or [tokens, labels]."""
-        batch_size = whole("classify", "batch_size", batch_size, 1)
-        if not callable(progress):
-            progress = flag("classify", "progress", progress)
-        if self._tree.changed:
-            self._tree, self._captured = Tree(self.model), self._capture()
-        logits: list[Array] = [np.empty(0, np.float32)] * count
-        types: list[Array | None] = [None] * count
-        config, most, pad = self.model.config, self.config.max_length, self.tokenizer.pad_id or 0
-
-        def tokenized(some: slice) -> Tokens:
-            typed = read(some)
-            self.tokenizer.check_ids(typed.tokens, config.vocab_size)
-            if typed.types is not None and config.type_vocab_size > 1:
-                for i in range(len(typed.types)):
-                    types[some.start + i] = typed.types.array(i)
-            return typed.tokens
-
-        def submit(batch: Batch) -> Pending[Array]:
-            inputs = [*batch.grid(batch_size, most, pad)]
-            second = np.zeros_like(inputs[0])
-            for target, text in zip(second, batch.texts.tolist(), strict=False):
-                if (row := types[text]) is not None:
-                    target[: len(row)] = row
-            return self._captured.fetch(*inputs, *([second] if second.any() else []))
-
-        def take(batch: Batch, result: Array) -> None:
-            lengths = batch.tokens.lengths[batch.rows]
-            for i, row, length in zip(batch.texts, result, lengths, strict=False):
-                logits[i] = row[:length] if row.ndim == 2 else row
-
-        parts = [partial(tokenized, some) for some in portions(count)]
-        threads = threads_ahead([self.model.device])
-        batches = batches_of(parts, batch_size, most, 0, threads)
-        run_batches(batches, count, submit, take, progress)
-        return logits
-
-
-class Classifier(_Runner):
+class Classifier(LabelRunner):
     """A model that labels texts or pairs of texts; `ct.load` returns it. Threads may share one.
 
     With one label it is a cross-encoder: `rank` puts documents in order. So does a decoder that
@@ -177,12 +43,8 @@ class Classifier(_Runner):
         super().__init__(model, tokenizer, config)
         self._prompt = prompt
 
-    def warm(self) -> None:
-        """Run a text of one word: programs are compiled, and memory is allocated."""
-        if self._prompt is None:
-            super().warm()
-        else:
-            self.predict(("warm", "warm"))
+    def _word(self) -> Read:
+        return super()._word() if self._prompt is None else self._judged(["warm"], ["warm"], None)
 
     def classify(
         self, texts: str | Iterable[str], *, top_k: int | None = None, batch_size: int = 32,
@@ -319,7 +181,7 @@ class Classifier(_Runner):
         return [Label(self.labels[i], float(scores[i])) for i in order]
 
 
-class TokenClassifier(_Runner):
+class TokenClassifier(LabelRunner):
     """A model that labels the tokens of texts; `ct.load` makes it. Threads may share one.
 
     Attributes: as of a `Classifier`.

@@ -38,7 +38,7 @@ from centella.tasks.chunks import Chunk, Chunker, prepared
 from centella.tasks.embeddings import Embeddings, Rows, pieces_of, tell_of_cut, texts_cut
 from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
-from centella.tasks.replicas import Outputs, Replicas
+from centella.tasks.replicas import Replicas
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import check_called, flag, one_of, refuse_names, whole
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from centella.models import BertModel
     from centella.tasks.text import Tokenizer
 
+Outputs = dict[str, Array]
 
 __all__ = ["Embedder", "EmbedderConfig", "Forward"]
 
@@ -112,7 +113,7 @@ class Embedder(Hinted):
 
     @replicas.setter
     def replicas(self, replicas: tuple[Embedder, ...]) -> None:
-        self._replicas = Replicas(self, replicas)
+        self._replicas = Replicas("encode", self, replicas)
 
     @property
     def dim(self) -> int:

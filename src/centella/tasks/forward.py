@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from centella.dtypes import Array, f32
 from centella.nn import Module
@@ -30,7 +30,7 @@ class Forward:
             "dense" [b, dim], "sparse" [b, l], "multi" [b, l, dim].
         packed: (ids [tokens] i32, offsets [b + 1] i32, positions [tokens] i32, normalize, dim) of
             texts end to end to "dense"; None where the model or the pooling needs rows of padding.
-        room: tokens end to end whose q, k and v are in one binding, as they are not divided.
+        room: as `room_of`.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -60,8 +60,7 @@ class Forward:
         self.packed: Jitted[..., dict[str, Tensor]] | None = (
             Jitted(packed, model.device, CAPTURES) if packs else None
         )
-        binding = 0 if on_cores(model.device) else model.device.caps.max_binding
-        self.room: int = binding // (3 * model.config.hidden_size * f32.itemsize)
+        self.room: int = room_of(model)
         self._config, self._parts = config, Parts(embedder)
         self.captured: Jitted[..., dict[str, Tensor]] = Jitted(embed, model.device, CAPTURES)
 
@@ -85,21 +84,35 @@ class Forward:
         return self._config == embedder.config and self._parts.are_of(embedder)
 
 
-class Parts:
-    """The modules that an Embedder computes with, as they are now."""
+def room_of(model: Any) -> int:
+    """Tokens end to end whose q, k and v are in one binding; 0 where texts need padding."""
+    if not hasattr(model, "end_to_end") or on_cores(model.device):
+        return 0
+    return int(model.device.caps.max_binding // (3 * model.config.hidden_size * f32.itemsize))
 
-    def __init__(self, embedder: Embedder) -> None:
-        self._listed = _listed(embedder)
+
+class Replicated(Protocol):
+    """A task whose model may be on several devices; an Embedder has `dense` and `heads`, too."""
+
+    model: Any
+    config: Any
+
+
+class Parts:
+    """The modules that a task computes with, as they are now."""
+
+    def __init__(self, task: Replicated) -> None:
+        self._listed = _listed(task)
         self._trees = [Tree(part) for _, part in self._listed if isinstance(part, Module)]
 
-    def are_of(self, embedder: Embedder) -> bool:
+    def are_of(self, task: Replicated) -> bool:
         """Whether it has the same, and nothing in them was set since."""
-        return self._listed == _listed(embedder) and not any(t.changed for t in self._trees)
+        return self._listed == _listed(task) and not any(t.changed for t in self._trees)
 
 
-def _listed(embedder: Embedder) -> list[tuple[str, object]]:
-    dense = [("dense", product) for product in embedder.dense]
-    return [("model", embedder.model), *dense, *embedder.heads.items()]
+def _listed(task: Replicated) -> list[tuple[str, object]]:
+    dense = [("dense", product) for product in getattr(task, "dense", ())]
+    return [("model", task.model), *dense, *getattr(task, "heads", {}).items()]
 
 
 def vectors_of(

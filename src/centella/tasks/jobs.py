@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+import numpy as np
+from msgspec import Struct, field
 
 from centella.errors import ContractError, DeviceLostError
 from centella.host.interrupts import guard, uninterrupted
@@ -22,6 +23,7 @@ from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
 from centella.tasks.prompts import Asked
 from centella.tasks.request import Answer
 from centella.tasks.session import CHUNK, Array, Ids, next_part, origin_of_nan
+from centella.tasks.speculation import GUESSES, Lookup, Pace
 
 if TYPE_CHECKING:
     from centella.tasks.slots import Slots
@@ -36,6 +38,7 @@ class Job(Struct, eq=False):
         asked: how tokens are chosen, and what is told of them.
         seed: of its draws; steps: most tokens; submitted: those that steps have been submitted for.
         leader: the request of the same prompt whose keys and values it takes over.
+        lookup: what guesses its tokens; None: nobody. pace: when.
         table: where its keys and values are; slot: where it is decoded; None and -1 while it waits.
     """
 
@@ -47,6 +50,8 @@ class Job(Struct, eq=False):
     seed: int
     steps: int
     leader: Job | None = None
+    lookup: Lookup | None = None
+    pace: Pace = field(default_factory=Pace)
     submitted: int = 0
     table: BlockTable | None = None
     slot: int = -1
@@ -66,16 +71,22 @@ class Job(Struct, eq=False):
         return TokenLogprobs(logprobs.id, logprobs.logprob, top)
 
     @property
+    def guessing(self) -> bool:
+        """Whether there is a guess of its next tokens, and it is time for it."""
+        return self.lookup is not None and self.pace.ready and self.lookup.ready(self.ids)
+
+    @property
     def position(self) -> int:
         """Where the token stands that its next step reads."""
         return self.prompt - 1 + self.submitted
 
 
 class Ahead(Struct, frozen=True, eq=False):
-    """A step under way: its tokens, and whose they are."""
+    """A step under way: its tokens, and whose they are; guesses [jobs, n] if it verifies them."""
 
     tokens: Pending[Array]
     jobs: list[Job]
+    guesses: Array | None = None
 
 
 class Jobs:
@@ -124,16 +135,23 @@ class Jobs:
         for job in self.all():
             if job.answer.ended:  # it was cancelled
                 self._retire(job)
-        ahead = None
+        ahead = verified = None
         self._admit()
         try:
             self._read()
         except Exception as error:
             self._fail(error, [] if self.reading is None else [self.reading])
+        guessing = self._guessing()
         try:
-            ahead = self._submitted()
+            verified = self._verified(guessing)
+        except Exception as error:
+            self._fail(error, guessing)
+        try:
+            ahead = self._submitted(guessing)
         except Exception as error:
             self._fail(error, self.running)
+        self._collect()
+        self._ahead = verified
         self._collect()
         self._ahead = ahead
         return bool(ahead or self.all())
@@ -197,22 +215,45 @@ class Jobs:
         self.reading = None
         self.running.append(job)
 
-    def _submitted(self) -> Ahead | None:
-        """Submit a token of each that goes on, with room for it; None: there is none."""
+    def _guessing(self) -> list[Job]:
+        """Those whose next tokens are verified together: all that guess, if one has a guess now.
+
+        None, where there is no room for all the guesses and for a token of each of the others.
+        """
+        jobs = [job for job in self.running if job.submitted < job.steps]
+        some = [job for job in jobs if job.lookup and len(job.ids) + GUESSES <= self.device.context]
+        if not any(job.guessing for job in some):
+            return []
+        need = sum(_missing(job, 1 + GUESSES * (job in some)) for job in jobs)
+        return some if need <= self.device.cache.blocks.free else []
+
+    def _verified(self, jobs: list[Job]) -> Ahead | None:
+        """Submit a pass over guesses, unless a step of these is under way: it is awaited first."""
+        if self._ahead is not None and any(job in jobs for job in self._ahead.jobs):
+            return None
+        jobs = self._reserved(jobs, 1 + GUESSES)
+        if not jobs:
+            return None
+        guesses = np.concatenate([job.lookup.guess(job.ids) for job in jobs if job.lookup])
+        rows = [(job.slot, job.position, job.own) for job in jobs]
+        greedy = all(job.asked.sampling.greedy for job in jobs)
+        self.steps += 1
+        return Ahead(self.device.verify(rows, guesses, greedy), jobs, guesses)
+
+    def _submitted(self, guessing: Sequence[Job]) -> Ahead | None:
+        """Submit a token of each other that goes on, with room for it; None: there is none."""
         device, free = self.device, self.device.cache.blocks
         while True:
-            jobs = [job for job in self.running if job.submitted < job.steps]
+            jobs = [j for j in self.running if j.submitted < j.steps and j not in guessing]
             if not jobs:
                 return None
-            if sum(job.own.missing(job.position, job.position + 1) for job in jobs) <= free.free:
+            if sum(_missing(job, 1) for job in jobs) <= free.free:
                 break
             if self._ahead is not None:
                 self._collect()  # some may have ended
             else:
                 self._preempt()
-        for job in jobs:
-            self._reserve(job)
-        jobs = [job for job in jobs if job.table is not None]
+        jobs = self._reserved(jobs, 1)
         if not jobs:
             return None
         rows = [(job.slot, job.position, job.own) for job in jobs]
@@ -226,13 +267,16 @@ class Jobs:
         self.steps += 1
         return Ahead(tokens, jobs)
 
-    def _reserve(self, job: Job) -> None:
-        """A place of its own for its next token; where that fails, it ends."""
-        try:
-            if job.table is not None:
-                self.device.cache.copy(job.table.reserve(job.position, job.position + 1))
-        except Exception as error:
-            self._fail(error, [job])
+    def _reserved(self, jobs: Sequence[Job], tokens: int) -> list[Job]:
+        """Those that have places of their own for so many tokens; where that fails, one ends."""
+        for job in jobs:
+            try:
+                if job.table is not None:
+                    copies = job.table.reserve(job.position, job.position + tokens)
+                    self.device.cache.copy(copies)
+            except Exception as error:
+                self._fail(error, [job])
+        return [job for job in jobs if job.table is not None]
 
     def _preempt(self) -> None:
         """The latest waits, and is read anew: no step of it is under way."""
@@ -249,16 +293,38 @@ class Jobs:
             return
         try:
             step = ahead.tokens.result()
-            tokens = tokens_of(step).tolist()
+            tokens = tokens_of(step)
         except Exception as error:
             self._fail(error, ahead.jobs)
             return
         for i, job in enumerate(ahead.jobs):
             try:
-                if job.table is not None and not job.answer.ended:
-                    self._add(job, tokens[i], logprobs_of(step, i))
+                if ahead.guesses is not None:
+                    self._add_verified(job, ahead.guesses[i], step[i])
+                elif job.table is not None and not job.answer.ended:
+                    self._add(job, int(tokens[i]), logprobs_of(step, i))
+                    job.pace.stepped()
             except Exception as error:  # its text cannot be decoded, say
                 self._fail(error, [job])
+
+    def _add_verified(self, job: Job, guesses: Array, tokens: Array) -> None:
+        """The tokens up to the first that was guessed otherwise; blocks behind it are given back.
+
+        Args:
+            guesses: [n]; tokens: [n + 1], what was chosen in their place and behind them.
+        """
+        right = int(np.argmax(np.append(guesses != tokens[:-1], True)))
+        if job.guessing:
+            job.answer.tally.guessed += len(guesses)
+            job.answer.tally.accepted += right
+            job.pace.verified(right)
+        for token in tokens[: right + 1].tolist():
+            if job.table is None or job.answer.ended:
+                return
+            job.submitted += 1
+            self._add(job, token, None)
+        if job.table is not None:
+            job.table.truncate(len(job.table.tokens))
 
     def _add(self, job: Job, token: int, logprobs: TokenLogprobs | None) -> None:
         if token < 0:
@@ -305,3 +371,8 @@ class Jobs:
             job.slot = -1
         if job is self.reading:
             self.reading = None
+
+
+def _missing(job: Job, tokens: int) -> int:
+    """Blocks that it lacks for so many tokens more."""
+    return job.own.missing(job.position, job.position + tokens)

@@ -28,10 +28,11 @@ from centella.tasks.families import (
     way_to,
 )
 from centella.tasks.generate import Generator
+from centella.tasks.label_runner import LabelRunner
 from centella.tensors.arguments import flag, one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
-from centella.weights.folder import find_folder, read_config
+from centella.weights.folder import find_model, is_gguf, read_config
 from centella.weights.model_files import is_file, read_json, show
 
 if TYPE_CHECKING:
@@ -144,10 +145,11 @@ def load(
             biases and tensors that are quantised in the file stay as they are.
         progress: `progress(done, total)` is called with numbers of bytes while weights are sent to
             the device.
-        devices: instead of `device`, several devices for a model that embeds: "all" (every device
-            of the default device's kind), or a list. Each device has a copy of the weights and a
-            thread that embeds the next batch when the device has room. Results are in the order of
-            the texts. If a device fails, the log names it and the others embed its texts.
+        devices: instead of `device`, several devices for a model that embeds or classifies: "all"
+            (every device of the default device's kind), or a list. Each device has a copy of the
+            weights and a thread that takes the next batch when the device has room. Results are in
+            the order of the texts. If a device fails, the log names it and the others run its
+            texts.
 
     Returns:
         By the `model_type` of config.json: an `Embedder` for "bert", a `Generator` for the
@@ -179,9 +181,8 @@ def load(
     begin = began()
     if quantize is not None:
         one_of("load", "quantize", quantize, tuple(QUANTIZERS))
-    files = (
-        _open_gguf(Path(path), task) if _is_gguf(path) else _open_folder(find_folder(path), task)
-    )
+    root = find_model(path)
+    files = (_open_gguf if is_gguf(root) else _open_folder)(root, task)
     family = files.family
     if task is not None and one_of("load", "task", task, TASKS) != family.task:
         raise WeightsError(
@@ -222,7 +223,7 @@ def load(
 def _on_several(
     devices: Devices, device: str | Device | None, progress: Callable[[int, int], None] | None,
     **options: Any,
-) -> Embedder:  # fmt: skip
+) -> Embedder | LabelRunner:  # fmt: skip
     """The model on the first device, with replicas on the others."""
     if device is not None:
         raise DeviceError("load: expected device or devices, got both")
@@ -235,7 +236,7 @@ def _on_several(
     opened = every_device() if isinstance(devices, str) else [open_device(d) for d in devices]
     if not opened or len({id(d) for d in opened}) < len(opened):
         raise DeviceError(f"load: devices: expected one or more, each once, got {devices!r}")
-    loaded: list[Embedder] = []
+    loaded: list[Any] = []
     for number, where in enumerate(opened):
 
         def told(done: int, total: int, number: int = number) -> None:
@@ -243,14 +244,15 @@ def _on_several(
                 progress(number * total + done, len(opened) * total)
 
         model = load(device=where, progress=told, **options)
-        if not isinstance(model, Embedder):
+        if not isinstance(model, Embedder | LabelRunner):
             raise WeightsError(
-                f"{options['path']}: devices: expected a model that embeds, got a "
+                f"{options['path']}: devices: expected a model that embeds or classifies, got a "
                 f"{type(model).__name__}, which one device runs"
             )
         loaded.append(model)
-    loaded[0].replicas = tuple(loaded[1:])
-    return loaded[0]
+    first: Embedder | LabelRunner = loaded[0]
+    first.replicas = tuple(loaded[1:])
+    return first
 
 
 def _open_folder(folder: Path, task: str | None) -> ModelFiles:
@@ -276,10 +278,6 @@ def _open_gguf(path: Path, task: str | None) -> ModelFiles:
     from centella.tasks.gguf_files import open_files
 
     return open_files(path, task)
-
-
-def _is_gguf(path: Any) -> bool:
-    return isinstance(path, (str, PathLike)) and Path(path).suffix.lower() == ".gguf"
 
 
 @uninterrupted

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from centella.host.event_loop import Waiter, in_thread
 from centella.tasks.logprobs import TokenLogprobs
-from centella.tasks.pieces import Generation, Text
+from centella.tasks.pieces import Generation, Tally, Text
 
 Ready = Callable[[], bool]
 Drive = Callable[[Ready], None]
@@ -23,6 +23,9 @@ class Answer:
     Args:
         text: of its tokens, up to where it ends.
         prompt_tokens: tokens of the prompt.
+
+    Attributes:
+        tally: of guesses.
     """
 
     def __init__(self, text: Text, prompt_tokens: int) -> None:
@@ -31,6 +34,7 @@ class Answer:
         self.error: Exception | None = None
         self.pieces: deque[str] = deque()
         self.changed: threading.Condition = threading.Condition()
+        self.tally: Tally = text.tally
         self._text = text
         self._waiters: list[Waiter] = []
 

@@ -28,7 +28,9 @@ from centella.tasks.prompts import cache_dtype
 from centella.tasks.request import Answer, Ready, Request
 from centella.tasks.sampling import SamplingArgs
 from centella.tasks.slots import Slots
+from centella.tasks.speculation import LOOKUP, Lookup
 from centella.tensors.arguments import flag, whole
+from centella.weights.model_files import show
 
 TOKENS = 1024  # of a request, for the pool that is the default
 
@@ -126,18 +128,18 @@ class Scheduler:
     def submit(
         self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
         ignore_eos: bool = False, n: Literal[1] = 1, logprobs: int | None = None,
-        **sampling: Unpack[SamplingArgs],
+        draft: Literal["lookup"] | None = None, **sampling: Unpack[SamplingArgs],
     ) -> Request: ...  # fmt: skip
     @overload
     def submit(
         self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
         ignore_eos: bool = False, n: int, logprobs: int | None = None,
-        **sampling: Unpack[SamplingArgs],
+        draft: Literal["lookup"] | None = None, **sampling: Unpack[SamplingArgs],
     ) -> Any: ...  # fmt: skip
     def submit(
         self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
         ignore_eos: bool = False, n: int = 1, logprobs: int | None = None,
-        **sampling: Unpack[SamplingArgs],
+        draft: Literal["lookup"] | None = None, **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         """Submit a prompt, which is continued when there is room; any thread may call this.
 
@@ -145,6 +147,9 @@ class Scheduler:
             prompt, max_new_tokens, stop, ignore_eos, logprobs, sampling: as for
                 `Generator.generate`.
             n: continuations, which share the prompt; number i has `seed + i`.
+            draft: "lookup" guesses the tokens that followed the last ones earlier in the text. One
+                pass verifies the guesses of all such requests, each up to its first wrong one.
+                Requests with penalties or log-probabilities are not guessed.
 
         Returns:
             A `Request`; a list of them for n > 1.
@@ -154,6 +159,7 @@ class Scheduler:
                 ShapeError also for a prompt of `context` tokens or more.
             ContractError: the Scheduler is closed.
         """
+        _check_draft(draft)
         prompts, config = self._model._prompts, self._model.config
         ids = prompts.ids("submit", prompt, config.begin_id)
         asked = prompts.asked("submit", config, sampling, tokens=max_new_tokens, stop=stop,
@@ -165,6 +171,7 @@ class Scheduler:
             )
         steps = min(asked.stops.tokens, self.context - len(ids))
         seed = asked.sampling.first_seed()
+        guessed = draft is not None and asked.logprobs is None and not asked.sampling.penalised
         jobs: list[Job] = []
         with self._lock:
             if self._closed:
@@ -174,7 +181,7 @@ class Scheduler:
                 leader, own = (jobs[0] if jobs else None), (seed + i) & 0x7FFFFFFF
                 jobs.append(
                     Job(self._arrived + i, Answer(text, len(ids)), list(ids), len(ids), asked, own,
-                        steps, leader)
+                        steps, leader, Lookup() if guessed else None)
                 )  # fmt: skip
             if self.background and (self._thread is None or not self._thread.is_alive()):
                 run = self._scopes.copy().run
@@ -192,8 +199,8 @@ class Scheduler:
     def warm(self) -> None:
         """Continue 1, 2, 4, ... short prompts, so that steps of these numbers of rows are captured.
 
-        Tokens are chosen as the model's folder says. Longer block tables and other sampling
-        settings are captured at their first use.
+        Tokens are chosen as the model's folder says. Longer block tables, guesses and other
+        sampling settings are captured at their first use.
         """
         rows = [1 << i for i in range((self.max_batch - 1).bit_length())]
         for count in (*rows, self.max_batch):
@@ -264,6 +271,11 @@ class Scheduler:
                 if not more and not self._new:
                     self._thread = None
                     return
+
+
+def _check_draft(draft: object) -> None:
+    if not (draft is None or (isinstance(draft, str) and draft == LOOKUP)):
+        raise DTypeError(f'submit: draft: expected "lookup" or None, got {show(draft)}')
 
 
 def _blocks_of(model: Generator, batch: int, tokens: Any, memory: Any, stored: DType) -> int:

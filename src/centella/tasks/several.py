@@ -24,7 +24,7 @@ FAILURES = (DeviceError, OutOfMemoryError, LimitError, CompileError)
 
 
 def run_on_several(
-    batches: Iterable[Batch], total: int, submits: Mapping[str, Submit[R]],
+    op: str, batches: Iterable[Batch], total: int, submits: Mapping[str, Submit[R]],
     take: Callable[[Batch, R], None], progress: Progress,
     lost: dict[str, DeviceLostError], few: bool,
 ) -> None:  # fmt: skip
@@ -33,6 +33,7 @@ def run_on_several(
     A device that fails is named in the log, and the others run its batches.
 
     Args:
+        op: what errors and the log begin with.
         submits: by the name of a device, what starts a batch there.
         lost: devices that were lost before, which get no batch; those that are lost now are added.
         few: one device runs all in this thread; the next one runs what it failed to.
@@ -41,7 +42,7 @@ def run_on_several(
         CentellaError: no device is left: of the type of all their errors, else a DeviceError, which
             names each device with its error; or an error that is no device's.
     """
-    shared: _Shared[R] = _Shared(batches, lost)
+    shared: _Shared[R] = _Shared(op, batches, lost)
     done = 0
     with told(total, progress) as tell:
         try:
@@ -58,10 +59,10 @@ def run_on_several(
 
 
 def run_on_each(
-    batch: Batch, submits: Mapping[str, Submit[R]], lost: dict[str, DeviceLostError]
+    op: str, batch: Batch, submits: Mapping[str, Submit[R]], lost: dict[str, DeviceLostError]
 ) -> None:
     """Run one batch on every device that was not lost, one after the other; as `run_on_several`."""
-    shared: _Shared[R] = _Shared((), lost)
+    shared: _Shared[R] = _Shared(op, (), lost)
     try:
         for name, submit in shared.working(submits).items():
             try:
@@ -80,7 +81,10 @@ class _Shared(Generic[R]):
         failed: errors by the name of the device; over: no further batch is to be run.
     """
 
-    def __init__(self, batches: Iterable[Batch], lost: Mapping[str, DeviceLostError]) -> None:
+    def __init__(
+        self, op: str, batches: Iterable[Batch], lost: Mapping[str, DeviceLostError]
+    ) -> None:
+        self._op = op
         self.failed: dict[str, BaseException] = dict(lost)
         self.over = False
         self._batches = iter(batches)
@@ -110,7 +114,7 @@ class _Shared(Generic[R]):
                 break
             threading.Thread(
                 target=copy_context().run, args=(self._work, name, submit), daemon=True,
-                name=f"centella-embed-{name}",
+                name=f"centella-{self._op}-{name}",
             ).start()  # fmt: skip
         running = 1 if few else len(submits)
         while running:
@@ -162,22 +166,23 @@ class _Shared(Generic[R]):
                 raise error
             if active and name not in self._told:
                 logger("embed").error(
-                    "encode: %s failed, and its texts go to %s: %s", name, ", ".join(active), error
-                )
+                    "%s: %s failed, and its texts go to %s: %s", self._op, name, ", ".join(active),
+                    error,
+                )  # fmt: skip
                 self._told.add(name)
         if not active:
-            raise _joined(self.failed) from next(iter(self.failed.values()))
+            raise _joined(self._op, self.failed) from next(iter(self.failed.values()))
         return active
 
 
-def _joined(failed: Mapping[str, BaseException]) -> BaseException:
+def _joined(op: str, failed: Mapping[str, BaseException]) -> BaseException:
     """The errors of all devices as one, of their type where they have one type."""
     first, *others = failed.values()
     alike = all(type(error) is type(first) for error in others)
     if alike and isinstance(first, CompileError):
         return CompileError(first.name, first.source, f"every device failed: {_named(failed)}")
     kind = type(first) if alike else DeviceError
-    return kind(f"encode: every device failed: {_named(failed)}")
+    return kind(f"{op}: every device failed: {_named(failed)}")
 
 
 def _named(failed: Mapping[str, BaseException]) -> str:

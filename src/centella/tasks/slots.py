@@ -21,8 +21,8 @@ from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.logprobs import Scores
 from centella.tasks.sampling import Sampling
-from centella.tensors.creation import full
-from centella.tensors.functional import gather, scatter
+from centella.tensors.creation import arange, full
+from centella.tensors.functional import concat, gather, ne, scatter
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply, apply_all
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
+Row = tuple[int, int, BlockTable]  # a request's slot, the position of its last token, its table
 NARROWEST = 4  # blocks of a table: fewer make no other capture
 CAPTURES = 64  # of each kind of step that are kept
 
@@ -43,7 +44,7 @@ class Slots:
         model: the decoder.
         slots: requests that are decoded at once.
         blocks: of the pool of keys and values.
-        context: most tokens of a request.
+        context: most tokens of a request, an attribute too.
         cache: storage of keys and values.
 
     Attributes:
@@ -56,6 +57,7 @@ class Slots:
         config, device, vocab = model.config, model.device, model.config.vocab_size
         self.model: LlamaModel = model
         self.count: int = slots
+        self.context: int = context
         self.widest: int = -(-context // BLOCK)
         self.cache: BlockCache = BlockCache(
             config.num_key_value_heads, config.head_dim, blocks,
@@ -68,20 +70,22 @@ class Slots:
             state.assign(full((), 0, state.dtype, device))
             return state
 
-        self._last = state("last tokens", (slots,))
-        self._counts = state("counts of tokens", (slots, vocab))
-        self._drawn = state("tokens drawn", (slots,))
-        self._seeds = state("seeds", (slots,))
-        self._settings = state("sampling", (slots, len(SETTINGS)), f32)
+        rows = slots + slots // 2  # with those of rows that pad a step
+        self._last = state("last tokens", (rows,))
+        self._counts = state("counts of tokens", (rows, vocab))
+        self._drawn = state("tokens drawn", (rows,))
+        self._seeds = state("seeds", (rows,))
+        self._settings = state("sampling", (rows, len(SETTINGS)), f32)
         self._scores: dict[int, Scores] = {}  # by rows
         self._read: Jitted[..., None] = Jitted(self._reading, device, CAPTURES)
         self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device, CAPTURES)
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device, CAPTURES)
+        self._verify: Jitted[..., Tensor] = Jitted(self._verified, device, CAPTURES)
         self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
 
     def forget(self) -> None:
         """Captures and contents of another model: its parameters were changed."""
-        for step in (self._read, self._greedy, self._random):
+        for step in (self._read, self._greedy, self._random, self._verify):
             step.clear()
         self.cache.blocks.forget_all()
 
@@ -138,27 +142,61 @@ class Slots:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def step(
-        self, rows: Sequence[tuple[int, int, BlockTable]], greedy: bool, logprobs: int | None
-    ) -> Pending[Array]:
+    def step(self, rows: Sequence[Row], greedy: bool, logprobs: int | None) -> Pending[Array]:
         """Submit a step of some requests; what it sends, as `tokens_of` reads it: -1 for NaN.
 
         Args:
-            rows: of each its slot, the position of its last token, and its table, in which that
-                position is reserved.
+            rows: of each request; the position of its last token is reserved.
             greedy: whether all take the most likely token.
             logprobs: alternatives to tell of; None: no log-probabilities.
         """
+        table, slots = self._padded(rows)
+        step, batch = self._greedy if greedy else self._random, len(slots)
+        if logprobs is not None and batch not in self._scores:
+            self._scores[batch] = Scores(batch, self._counts.shape[1], self.model.device)
+        return step.fetch(table, slots, logprobs)
+
+    def _padded(self, rows: Sequence[Row]) -> tuple[Array, Array]:
+        """Table and slots of a step of 1, 2, 4, ... rows; what pads it has slots of nobody."""
         batch = min(1 << (len(rows) - 1).bit_length(), self.count)
         width = self._width(max(len(table.blocks) for _, _, table in rows))
         table = self.cache.rows([(start, table) for _, start, table in rows], batch, width)
-        slots = [slot for slot, _, _ in rows]
-        others = (slot for slot in range(self.count) if slot not in slots)  # what pads has its own
-        slots += [slot for slot, _ in zip(others, range(batch - len(rows)), strict=False)]
-        step = self._greedy if greedy else self._random
-        if logprobs is not None and batch not in self._scores:
-            self._scores[batch] = Scores(batch, self._counts.shape[1], self.model.device)
-        return step.fetch(table, np.array(slots, np.int32), logprobs)
+        slots = [slot for slot, _, _ in rows] + list(range(self.count, self.count + batch))
+        return table, np.array(slots[:batch], np.int32)
+
+    def verify(self, rows: Sequence[Row], guesses: Array, greedy: bool) -> Pending[Array]:
+        """Submit a pass over the last token of some requests and guesses of what follows.
+
+        Args:
+            rows: as for `step`, without penalties; the positions of the guesses are reserved, too.
+            guesses: [rows, n] i32.
+            greedy: as for `step`.
+
+        Returns:
+            [rows or more, n + 1] i32: the token that the model chooses after each. Those up to the
+            first that differs from its guess are the tokens of single steps.
+        """
+        table, slots = self._padded(rows)
+        padded = np.zeros((len(slots), guesses.shape[1]), np.int32)
+        padded[: len(rows)] = guesses
+        return self._verify.fetch(table, slots, padded, greedy)
+
+    def _verified(self, table: Tensor, slots: Tensor, guess: Tensor, greedy: bool) -> Tensor:
+        """See `verify`; the first token that differs becomes the last one of its slot."""
+        batch, guesses = guess.shape
+        ids = concat([gather(self._last.value, slots).reshape(-1, 1), guess], 1)
+        logits, begin = self.model(ids, self._past(table)), gather(self._drawn.value, slots)
+        if greedy:
+            chosen = apply("argmax", logits, marked=True)
+        else:
+            each = [self._chosen(logits[:, i], slots) for i in range(guesses + 1)]
+            chosen = concat([tokens.reshape(-1, 1) for tokens in each], 1)
+        differs = ne(guess, chosen[:, :guesses]).astype(f32)
+        right = apply("argmax", concat([differs, full((batch, 1), 1.0, f32, guess.device)], 1))
+        last = arange(batch, device=guess.device) * (guesses + 1) + right
+        self._last.assign(scatter(self._last.value, slots, gather(chosen.reshape(-1), last)))
+        self._drawn.assign(scatter(self._drawn.value, slots, begin + right + 1))
+        return chosen
 
     def _likeliest(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
         logits = self._logits(table, slots)
@@ -166,9 +204,13 @@ class Slots:
 
     def _sampled(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
         logits = self._logits(table, slots)
+        return self._told(slots, logits, self._chosen(logits, slots), logprobs)
+
+    def _chosen(self, logits: Tensor, slots: Tensor) -> Tensor:
+        """A token drawn for each row; the next one is drawn with the next number."""
         operands = (self._counts.value, self._drawn.value, logits, self._settings.value,
                     self._seeds.value, slots)  # fmt: skip
-        return self._told(slots, logits, apply_all(get("sample"), operands, {})[2], logprobs)
+        return apply_all(get("sample"), operands, {})[2]
 
     def _logits(self, table: Tensor, slots: Tensor) -> Tensor:
         ids = gather(self._last.value, slots).reshape(-1, 1)

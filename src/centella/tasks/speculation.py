@@ -33,6 +33,27 @@ LONGEST, SHORTEST = 4, 2  # of the last tokens, that stood in the sequence befor
 PAUSE, LONGEST_PAUSE = 4, 64  # single steps after a pass without a right guess; doubled each time
 
 
+class Pace:
+    """When to guess: after a pass without a right guess single steps follow, more each time."""
+
+    def __init__(self) -> None:
+        self._pause = self._wait = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough single steps have been."""
+        return self._wait <= 0
+
+    def stepped(self) -> None:
+        """A single step was."""
+        self._wait -= 1
+
+    def verified(self, right: int) -> None:
+        """A pass was, with so many right guesses."""
+        self._pause = 0 if right else min(LONGEST_PAUSE, max(PAUSE, 2 * self._pause))
+        self._wait = self._pause
+
+
 class Guesser(Protocol):
     """Who guesses how a sequence goes on."""
 
@@ -129,19 +150,18 @@ def run(session: Session, guesser: Guesser, steps: int, tally: Tally) -> Iterato
         session: started, without penalties and log-probabilities.
         guesser: who guesses; steps: tokens wanted; tally: counts the guesses.
     """
-    pause = wait = done = 0
+    pace, done = Pace(), 0
     step: Pending[Array] | None = None
     while done < steps:
         (row,) = session.rows
         room = len(row) + GUESSES < session.capacity
-        ready = wait <= 0 and room and guesser.ready(row)
+        ready = pace.ready and room and guesser.ready(row)
         if ready and step is None:
             tokens = session.verify(guesser.guess(row))
             guesser.verified(tokens[:-1].tolist())
             tally.guessed += GUESSES
             tally.accepted += len(tokens) - 1
-            pause = 0 if len(tokens) > 1 else min(LONGEST_PAUSE, max(PAUSE, 2 * pause))
-            wait = pause
+            pace.verified(len(tokens) - 1)
             for token in tokens[: steps - done]:
                 yield token[None]
             done += len(tokens)
@@ -151,4 +171,5 @@ def run(session: Session, guesser: Guesser, steps: int, tally: Tally) -> Iterato
         # What is guessed has to follow the last token: no step may be under way then.
         following = session.step() if not ready and done + 1 < steps else None
         yield step.result()
-        step, done, wait = following, done + 1, wait - 1
+        pace.stepped()
+        step, done = following, done + 1

@@ -8,7 +8,7 @@ the device, and come to the host when the window's text has ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Pieces
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
+ALIGNED = 1 << 27  # bytes of attention that comes to the host at once
 LEAST = 4  # tokens of a prompt that is read: a power of two from here on, so few captures
 
 
@@ -129,15 +130,21 @@ class SpeechSession:
         return tokens
 
     def _weights(
-        self, ids: Tensor, following: Tensor, row: Tensor, heads: tuple[tuple[int, int], ...]
+        self, ids: Tensor, following: Tensor, rows: Tensor, heads: tuple[tuple[int, int], ...]
     ) -> tuple[Tensor, Tensor]:
-        """Attention of the heads [1, heads, tokens, places], and probabilities of what follows."""
-        memory = [fn.gather(both, row, axis=1) for both in self.memory()]
+        """Attention of the heads [rows, heads, tokens, places], and probabilities of what follows.
+
+        The head is applied to a row at a time: its logits take 100 MB.
+        """
+        memory = [fn.gather(both, rows, axis=1) for both in self.memory()]
         weights = self.model.decoder.weights(ids, memory, heads)
-        probabilities = fn.softmax(self.model.head(self.model.decoder(ids, memory)), -1)
-        every = arange(probabilities.shape[2], device=ids.device)
-        own = fn.eq(every, following.reshape(*following.shape, 1))
-        return weights, fn.sum(fn.where(own, probabilities, 0.0), -1)
+        x, sure = self.model.decoder(ids, memory), list[Tensor]()
+        every = arange(self.model.config.vocab_size, device=ids.device)
+        for row in range(ids.shape[0]):
+            probabilities = fn.softmax(self.model.head(x[row : row + 1]), -1)
+            own = fn.eq(every, following[row : row + 1].reshape(1, ids.shape[1], 1))
+            sure.append(fn.sum(fn.where(own, probabilities, 0.0), -1))
+        return weights, fn.concat(sure, 0)
 
     # -- what the host calls ----------------------------------------------------------------------
 
@@ -218,29 +225,37 @@ class SpeechSession:
                 yield tokens
 
     def aligned(
-        self, row: int, prompt: Ids, tokens: Sequence[int], heads: Sequence[tuple[int, int]]
-    ) -> tuple[Array, Array]:
-        """What the decoder attends to at each token of a row's text, which it reads once more.
+        self, prompt: Ids, texts: Mapping[int, Sequence[int]], heads: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[int, Array, Array]]:
+        """What the decoder attends to at each token of texts, which it reads once more, together.
 
         Args:
+            texts: tokens by row.
             heads: (layer, head) of those that follow the speech; none: those of the last layers.
 
         Returns:
-            f32 [heads, tokens, places], softmax over places; f32 [tokens], their probabilities.
+            Of each text its row; f32 [heads, tokens, places], softmax over places; f32 [tokens],
+            their probabilities.
         """
         c = self.model.config
         if not heads:
             last = range(c.decoder_layers // 2, c.decoder_layers)
             heads = [(layer, head) for layer in last for head in range(c.decoder_attention_heads)]
-        count, first = len(tokens), len(prompt)
-        padded = min(c.max_target_positions, 1 << (first + count - 1).bit_length())
-        ids = np.zeros((1, padded), np.int32)
-        ids[0, : first + count] = [*prompt, *tokens]
-        following = np.roll(ids, -1, 1)
-        which = np.array([row], np.int32)
-        weights, sure = self._align.fetch(ids, following, which, tuple(heads)).result()
-        here = slice(first, first + count)
-        return weights[0, :, here], sure[0, first - 1 : first + count - 1]
+        first, longest = len(prompt), max(map(len, texts.values()), default=0)
+        padded = min(c.max_target_positions, 1 << (first + longest - 1).bit_length())
+        room = max(ALIGNED // (4 * len(heads) * padded * c.max_source_positions), 1)
+        together = 1 << (room.bit_length() - 1)
+        for at in range(0, len(texts), together):
+            rows = list(texts)[at : at + together]
+            rows += rows[-1:] * ((1 << (len(rows) - 1).bit_length()) - len(rows))  # few captures
+            ids = np.zeros((len(rows), padded), np.int32)
+            for read, row in zip(ids, rows, strict=True):
+                read[: first + len(texts[row])] = [*prompt, *texts[row]]
+            which, following = np.array(rows, np.int32), np.roll(ids, -1, 1)
+            weights, sure = self._align.fetch(ids, following, which, tuple(heads)).result()
+            for i, row in enumerate(dict.fromkeys(rows)):
+                end = first + len(texts[row])
+                yield row, weights[i, :, first:end], sure[i, first - 1 : end - 1]
 
     def heard(self) -> Heard:
         """What the device has summed up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Pieces
 from concurrent.futures import Future
 from contextlib import closing
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from msgspec import Struct
 
-from centella.audio.mel import Array
 from centella.audio.transcript import Segment, Word
 from centella.tasks.align import token_ends, words
 from centella.tasks.beam import Beams
 from centella.tasks.recording import Recording, Window
 from centella.tasks.rules import Vocabulary
 from centella.tasks.speech_options import Options
-from centella.tasks.speech_session import SpeechSession
+from centella.tasks.speech_session import Array, SpeechSession
 from centella.tasks.windows import (
     FRAMES_A_STEP,
     STEP,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from centella.tasks.transcribe import Transcriber
 
 Ids = list[int]
+Aligned = tuple[Array, Array]  # attention and probabilities of a text, as `SpeechSession.aligned`
 Progress = Callable[[float, float], object]
 BATCH = 8  # windows at once, of files longer than one whose regions of speech are found
 HOT = 0.5  # a text above this temperature is not told to the next window
@@ -135,7 +135,8 @@ class _Work:
                 if timed:
                     cuts, step = cut(attempt.tokens, first_time, window.frames)
                 cuts = self._with_text(cuts, window)
-                yield from self._told(session, 0, window, attempt, cuts)
+                aligned = dict(self._aligned(session, {0: attempt.tokens}))
+                yield from self._told(window, attempt, cuts, aligned.get(0))
                 self._remember(attempt, cuts)
             at += max(step, FRAMES_A_STEP)
             self._tell(at)
@@ -149,14 +150,17 @@ class _Work:
             self._listen(session, group)
             following = None if live else _ahead(groups)  # found while the device encodes
             attempts = self._attempts(decoding, len(group))
+            silent = self._options.thresholds.silent
+            texts = {row: a.tokens for row, a in enumerate(attempts) if not silent(a)}
+            aligned = dict(self._aligned(session, texts))
             for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
-                if not self._options.thresholds.silent(attempt):
+                if row in texts:
                     timed = self._options.timestamps != "none"
                     cuts = (cut_all if timed else _all)(
                         attempt.tokens, self._vocabulary.first_time, window.frames
                     )
                     cuts = self._with_text(cuts, window)
-                    yield from self._told(session, row, window, attempt, cuts)
+                    yield from self._told(window, attempt, cuts, aligned.get(row))
                 self._tell(window.start + window.frames)
             group = following.result() if following else next(groups, None)
 
@@ -251,11 +255,10 @@ class _Work:
         return texts
 
     def _told(
-        self, session: SpeechSession, row: int, window: Window, attempt: Attempt,
-        cuts: Sequence[Cut],
-    ) -> Iterator[Segment]:  # fmt: skip
+        self, window: Window, attempt: Attempt, cuts: Sequence[Cut], aligned: Aligned | None
+    ) -> Iterator[Segment]:
         """Segments of a window, at their times in the recording."""
-        timing = self._timing(session, row, window, attempt)
+        timing = None if aligned is None else self._timing(window, attempt, aligned)
         for piece in cuts:
             start, end = ((frame + window.start) / 100 for frame in _bounds(piece, window))
             yield Segment(
@@ -279,17 +282,21 @@ class _Work:
         if not self._options.condition_on_previous_text or attempt.temperature > HOT:
             self._before = []
 
+    def _aligned(
+        self, session: SpeechSession, texts: Mapping[int, Sequence[int]]
+    ) -> Iterator[tuple[int, Aligned]]:
+        """Where tokens of rows are in the sound; nothing where no times of words are wanted."""
+        if self._options.timestamps == "word":
+            heads, (prompt, _) = self._transcriber.config.alignment_heads, self._prompt()
+            some = {row: tokens for row, tokens in texts.items() if tokens}
+            for row, weights, sure in session.aligned(prompt, some, heads):
+                yield row, (weights, sure)
+
     def _timing(
-        self, session: SpeechSession, row: int, window: Window, attempt: Attempt
-    ) -> Callable[[Cut], tuple[Word, ...]] | None:
-        """Gives words of segments; None where their times are not wanted."""
-        if self._options.timestamps != "word" or not attempt.tokens:
-            return None
-        config, v = self._transcriber.model.config, self._vocabulary
-        prompt, _ = self._prompt()
-        weights, sure = session.aligned(
-            row, prompt, attempt.tokens, self._transcriber.config.alignment_heads
-        )
+        self, window: Window, attempt: Attempt, aligned: Aligned
+    ) -> Callable[[Cut], tuple[Word, ...]]:
+        """Gives words of segments."""
+        config, v, (weights, sure) = self._transcriber.model.config, self._vocabulary, aligned
         places = max(window.frames // FRAMES_A_STEP, 1)
         ends = token_ends(weights[..., :places], config.median_filter_width)
         seconds = window.start / 100 + np.concatenate([[0], ends]) * STEP

@@ -22,7 +22,7 @@ class Contents:
         file: its path; it is opened for each reading and not kept open.
 
     Attributes:
-        size: its bytes.
+        size: its bytes; written: when it was written last, in ns since 1970.
 
     Raises:
         WeightsError: it cannot be read.
@@ -35,6 +35,7 @@ class Contents:
         except OSError as error:
             raise WeightsError(f"{file}: cannot be read: {error}") from error
         self.size: int = self._was.st_size
+        self.written: int = self._was.st_mtime_ns
 
     def read(self, begin: int, end: int) -> Array:
         """Bytes `begin` to `end` in memory of the caller's; raises as `read_into`."""

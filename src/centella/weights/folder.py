@@ -26,6 +26,16 @@ LOOKED_AT = 1000  # entries of a folder, for one whose name is nearly right
 MODULES = 16  # that modules.json may list
 
 
+def is_gguf(path: Any) -> bool:
+    """Whether a path is a GGUF file's."""
+    return isinstance(path, (str, PathLike)) and Path(path).suffix.lower() == ".gguf"
+
+
+def find_model(path: str | PathLike[str]) -> Path:
+    """The GGUF file, or the folder, that `load` reads for a path; raises as `find_folder`."""
+    return Path(path) if is_gguf(path) else find_folder(path)
+
+
 def find_folder(path: str | PathLike[str]) -> Path:
     """The folder that `load` reads for a path, a repository (downloaded once) or "minilm".
 
