@@ -38,7 +38,6 @@ class Case(Struct, frozen=True):
 
 CASES = (
     Case("generate", "generate --rows 1", 90),
-    Case("generate-chain", "generate --rows 1 --variant linear_chain=resident", 90),
     Case("timeline", "timeline --shapes 4b,0.6b", 20),
     Case("speculation", "speculation --shapes 4b,0.6b", 20),
     Case("transcribe", "transcribe", 70),

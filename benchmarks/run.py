@@ -323,7 +323,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--variant", action="append", default=[], metavar="OP=NAME",
-        help="force a kernel of an op wherever it fits: linear_chain=resident",
+        help="force a kernel of an op wherever it fits: normed_linear=joined",
     )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     names = ",".join(case.name for case in CASES)

@@ -6,6 +6,9 @@ and run as WGSL (any GPU), PTX (NVIDIA) and NumPy.
 
 from typing import TYPE_CHECKING
 
+from centella.host import early as _early  # noqa: F401  # comes first: it has Ctrl-C handled
+
+# isort: split
 from centella import audio, lang, nn
 from centella.audio.log_mel import log_mel
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
@@ -35,7 +38,7 @@ from centella.nn.kv_cache import KVCache
 from centella.nn.matmul_cache import MatmulCache
 from centella.ops.quant.table import quantize_blocks, quantize_int8
 from centella.record.history import Event
-from centella.runtime.device import Device, device
+from centella.runtime.device import Device, device, devices
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
 from centella.tasks.classify import Classifier, TokenClassifier
@@ -132,6 +135,7 @@ __all__ = [
     "bf16",
     "bool_",
     "device",
+    "devices",
     "empty",
     "f16",
     "f32",

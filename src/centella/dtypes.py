@@ -108,7 +108,9 @@ def dtype_of(spec: Any) -> DType:
         dtype = None
     if dtype is None:
         names = ", ".join(ALL)
-        raise DTypeError(f"{spec!r} is not a storage type; expected one of {names}")
+        device = isinstance(spec, str) and spec.partition(":")[0] in ("cpu", "cuda", "webgpu")
+        hint = f"; write device={spec!r}" if device else ""
+        raise DTypeError(f"{spec!r:.80} is not a storage type; expected one of {names}{hint}")
     return dtype
 
 

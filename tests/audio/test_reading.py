@@ -115,7 +115,7 @@ def test_a_long_file_is_read_in_pieces(tmp_path: Path) -> None:
             file.writeframes(bytes(4 * 16000))
     largest = 0
     with open_audio(path) as stream:
-        assert stream.duration == 600.0
+        assert stream.duration == 600.0 and not stream.live
         for piece in stream:
             largest = max(largest, piece.size)
         assert stream.position == 600 * 16000
@@ -174,7 +174,9 @@ def assert_piped(
     sender.start()
     with open(read, "rb") as reader:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(reader))
-        np.testing.assert_allclose(read_audio("-", **options), expected, atol=1e-4)
+        stream = open_audio("-", **options)
+        assert stream.live
+        np.testing.assert_allclose(stream.read(), expected, atol=1e-4)
     sender.join()
 
 
@@ -231,7 +233,7 @@ def test_broken_files_are_named(case: str, tmp_path: Path) -> None:
         ([], {}, "expected samples, got none"),
         (np.zeros(4, np.int64), {}, "expected samples of uint8, int16, int32 or floats, got int64"),
         (np.zeros((2, 2, 2)), {}, r"got \[2, 2, 2\]"),
-        (np.zeros((2, 1000)), {}, "expected 1 to 64 channels, got 1000"),
+        (np.zeros((2, 1000)), {}, "expected 1 to 64 channels, got 1000; write samples.T"),
         ([np.zeros(2), np.zeros((2, 2))], {}, "expected 1 channels, got 2"),
         (np.zeros(4), {"rate": 0}, "samples/s, got 0"),
         (np.zeros(4), {"rate": -8000}, "samples/s, got -8000"),
@@ -242,8 +244,8 @@ def test_broken_files_are_named(case: str, tmp_path: Path) -> None:
         (np.array(["a"]), {}, "got <U1"),
         (None, {}, "a path, a binary file, samples or an iterable of them, got NoneType"),
         (b"RIFF", {}, "a path, a binary file, samples or an iterable of them, got bytes"),
-        ([0.5, 0.5], {}, r"expected \[n\] or \[n, channels\] .*, got float"),
-        ([np.zeros(2), None], {}, r"expected \[n\] or \[n, channels\] .*, got NoneType"),
+        ([0.5, 0.5], {}, r"expected \[n\] or \[n, channels\] .*, got float; write np.asarray.sam"),
+        ([np.zeros(2), None], {}, r"expected \[n\] or \[n, channels\] .*, got NoneType$"),
         ([[[0.5], [0.5, 0.5]]], {}, "array: expected samples: .*inhomogeneous"),
         (io.StringIO("RIFF"), {}, "a stream: expected a file opened in binary mode"),
         (io.BytesIO(b"ab"), {"dtype": "int64"}, "got int64"),

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from centella.audio import SpeechDetector, SpeechRules, speech_pieces, speech_regions
+from centella.audio import SpeechDetector, SpeechRules, speech_pieces, speech_regions, voice
+from centella.audio.voice import spectra
 from centella.errors import AudioError
 from tests.audio.sounds import (
     RATE,
@@ -150,6 +151,33 @@ def test_pieces_of_any_size_give_the_regions_of_the_whole(
     assert [start for start, _ in cut] == [start for start, _ in whole]
     for (start, piece), (_, end) in zip(cut, whole, strict=True):
         np.testing.assert_array_equal(piece, sound[round(start * RATE) : round(end * RATE)])
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 8.0, 30.0])
+def test_levels_do_not_depend_on_the_pieces(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products stay small, or BLAS starts threads for them that take longer than the products."""
+    sizes: list[int] = []
+
+    def looked(frames: Array) -> tuple[Array, Array]:
+        sizes.append(len(frames))
+        return spectra(frames)
+
+    monkeypatch.setattr(voice, "spectra", looked)
+    sound, size = speech("syllables")[0].astype(np.float32), round(seconds * RATE)
+    whole, pieces = voice.EnergyLevels(), voice.EnergyLevels()
+    expected = whole.push(sound) + whole.finish()
+    found = [x for i in range(0, len(sound), size) for x in pieces.push(sound[i : i + size])]
+    np.testing.assert_allclose(found + pieces.finish(), expected, atol=1e-6)
+    assert max(sizes) <= 50
+
+
+def test_the_envelope_is_the_mean_of_nine_lines() -> None:
+    lines = np.random.default_rng(0).standard_normal((7, 157)).astype(np.float32) * 9
+    exact = np.array([[row[max(i - 4, 0) : i + 5].astype(float).mean() for i in range(157)]
+                      for row in lines])  # fmt: skip
+    np.testing.assert_array_equal(voice._envelope(lines), exact.astype(np.float32))
 
 
 def test_a_long_region_is_cut_at_its_quietest_point(detector: Path | None) -> None:

@@ -121,6 +121,13 @@ def test_info_names_every_device_and_the_default() -> None:
     assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in webgpu)
 
 
+def test_info_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "EXTRAS", {"av": ("no-such-package",), "cli": ("typer",)})
+    output = call("info").output
+    assert "extra     av: missing no-such-package; pip install 'centella[av]'\n" in output
+    assert "extra     cli: installed\n" in output
+
+
 def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "no CUDA device: the driver was not found"
     found = info.gather() | {
@@ -347,6 +354,16 @@ def test_a_wrong_value_lists_those_that_exist(option: str, value: str) -> None:
     said = result.stderr.partition(f"'{value}'")[2]
     assert all(name in said for name in (dtypes if option == "--dtype" else devices))
     assert "i32" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("float16", "f16"), ("fp16", "f16"), ("float32", "f32"),
+                        ("bfloat16", "bf16"), ("bf16", "bf16"), ("fp32", "f32")],
+)  # fmt: skip
+def test_dtypes_by_other_names(name: str, dtype: str) -> None:
+    on = ("embed", "a b", "--model", TINY, "--device", "cpu", "--json")
+    spelled, ours = (call(*on, "--dtype", n).stdout for n in (name, dtype))
+    assert spelled == ours
 
 
 def test_lines_are_those_of_the_file() -> None:

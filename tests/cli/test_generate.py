@@ -259,9 +259,35 @@ def test_a_full_context_ends_a_turn_and_not_the_chat() -> None:
     assert result.exit_code == 0
     (line,) = [line for line in result.stderr.splitlines() if "expected a prompt" in line]
     assert "/reset" in line
+    assert "with the messages before it; this message is dropped" in line
     numbers = [int(n) for n in re.findall(r"(\d+) prompt tokens", result.stderr)]
     assert len(numbers) == 3
     assert numbers[0] == numbers[2] < numbers[1] < 2 * numbers[0] + 20
+
+
+def test_a_chat_tells_where_the_context_cut_an_answer() -> None:
+    result = call(*ON, "--chat", "--max-tokens", 500, "--ignore-eos", stdin="hi\n")
+    full = "chat: the context of 128 tokens is full: the answer ends here; /reset begins anew"
+    assert full in result.stderr
+    result = call(*ON, "--chat", "--max-tokens", 4, stdin="hi\n")
+    assert "is full" not in result.stderr
+
+
+def test_words_without_quotes_are_told() -> None:
+    result = call(*ON, "Once", "upon", "a", "time")
+    assert result.exit_code == 2
+    assert "quote a text of several words: 'Once upon a time'" in result.stderr
+    result = call("demo", "how", "isn't", "it", "freed")
+    assert """several words: 'how isn'"'"'t it freed'""" in result.stderr
+    assert "quote" not in call("info", "now").stderr
+    for words, write in (
+        (("chat",), "centella generate --chat"),
+        (("devices",), "centella info"),
+        (("generate", "--prompt", "hi"), "centella generate --model DIR 'Once upon'"),
+        (("embed", "--input", "f.txt"), "write --file"),
+    ):
+        result = call(*words)
+        assert result.exit_code == 2 and write in result.stderr
 
 
 def test_a_lost_device_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,6 +298,22 @@ def test_an_interrupt_of_imports_ends_the_script_without_a_traceback(name: str) 
 
 
 @posix
+@pytest.mark.parametrize("name", ["centella.audio", "numpy", "centella.cli.process", "typer"])
+def test_an_interrupt_of_imports_ends_python_m_without_a_traceback(
+    tmp_path: Path, name: str
+) -> None:
+    hook = EARLY.format(name=name).partition("from centella")[0]
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    paths = [str(tmp_path), str(SRC.parent)]
+    run = subprocess.run(
+        [sys.executable, "-m", "centella", "info"], capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert run.returncode in (130, -signal.SIGINT)  # a shell says 130
+    assert (run.stdout, run.stderr) == (b"", b"")
+
+
+@posix
 def test_a_further_interrupt_ends_what_waits_for_threads() -> None:
     """As somebody presses Ctrl-C who does not see the prompt come back."""
     code = (  # which may be started in the background, where the signal is ignored

@@ -43,6 +43,9 @@ def test_rows_that_are_nearest(tmp_path: Path, lines: Path) -> None:
     shown = call("search", saved, "rain", "--f16", "--ledger", *ON_CPU)
     assert shown.stdout.splitlines()[0].split()[1] == str(rows[0])
     assert shown.stderr.startswith("ledger: uploads ")
+    words = call("search", saved, "rain", "and", "light", *ON_CPU)
+    assert words.stderr.endswith("if it is one, quote it: 'rain and light'\n")
+    assert not call("search", saved, "rain", "and light", *ON_CPU).stderr
 
 
 def test_an_interrupted_command_goes_on(

@@ -101,6 +101,9 @@ def write_wav(path: Path, samples: bytes) -> Path:
 def test_several_files_as_json_are_one_document(talk: Path, tmp_path: Path) -> None:
     """Each file has an object, one that fails its error; of one file it is the object alone."""
     whole = json.loads(call(*ON, talk, "--format", "json").stdout)
+    assert json.loads(call(*ON, talk, "--json").stdout) == whole
+    said = call(*ON, talk, "--json", "--format", "srt").output
+    assert "--json: expected no other --format, got srt" in said
     assert list(whole) == ["file", "language", "duration", "segments", "text"]
     odd = write_wav(tmp_path / 'a "b".wav', talk.read_bytes()[44:])
     none = tmp_path / "none.wav"

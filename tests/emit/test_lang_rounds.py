@@ -366,6 +366,64 @@ def test_reads_in_another_order_leave_no_report_behind(device: ct.Device) -> Non
     np.testing.assert_array_equal((x + 1.0).numpy(), 2)
 
 
+@ct.kernel(workgroup=4)
+def counted_up(x: In[u32], s: ct.InOut[u32]) -> None:
+    """Each s: as many more as x says, one by one."""
+    at = lang.global_id()
+    total = lang.var(s[at], u32)
+    for _ in lang.range(x[at]):
+        total.set(total + 1)
+    s[at] = total + 0
+
+
+@pytest.mark.devices("webgpu")
+def test_every_use_of_what_a_stopped_loop_left_raises(device: ct.Device) -> None:
+    other, many = stopping(device)
+    few = ct.asarray(np.array([3, 0, 1, 2], np.uint32), device=other)
+    x = ct.ones((4,), u32, device=other)
+    earlier, beside = ct.empty((4,), u32, device=other), x + x
+    left_by_break(few, earlier, n=1, threads=4)
+    np.testing.assert_array_equal(earlier.numpy(), [3, 0, 1, 2])
+
+    y, z = ct.empty((4,), u32, device=other), ct.empty((4,), u32, device=other)
+    left_by_break(many, y, n=1, threads=4)
+    left_by_break(many, z, n=1, threads=4)
+    from_y, after = y + x, x * 3
+    other.synchronize()
+    for read in (y, y, z, from_y, from_y, y[:2]):  # each of them is asked, and more than once
+        with pytest.raises(ct.LimitError, match="'left_by_break': the driver of this device"):
+            read.numpy()
+    with pytest.raises(ct.LimitError, match="'left_by_break'"):
+        (z + x).numpy()
+    np.testing.assert_array_equal(earlier.numpy(), [3, 0, 1, 2])
+    np.testing.assert_array_equal(beside.numpy(), 2)
+    np.testing.assert_array_equal(after.numpy(), 3)
+    np.testing.assert_array_equal(x.numpy(), 1)
+
+
+@pytest.mark.devices("webgpu")
+def test_a_state_and_a_replay_after_a_stopped_loop(device: ct.Device) -> None:
+    other, many = stopping(device)
+    few = ct.asarray(np.array([3, 0, 1, 2], np.uint32), device=other)
+    state = ct.State(np.zeros(4, np.uint32), device=other)
+
+    def step(counts: ct.Tensor) -> ct.Tensor:
+        counted_up(counts, state, threads=4)
+        return counts + state.value
+
+    replayed = other.compile(step, few)
+    np.testing.assert_array_equal(replayed(few).numpy(), [6, 0, 2, 4])
+    result = replayed(many)
+    for read in (result, result, state.value, state.value):
+        with pytest.raises(ct.LimitError, match="'counted_up'"):
+            read.numpy()
+    with pytest.raises(ct.LimitError, match="'counted_up'"):  # it would go on from wrong counts
+        replayed(few)
+    state.assign(np.zeros(4, np.uint32))
+    np.testing.assert_array_equal(replayed(few).numpy(), [6, 0, 2, 4])
+    np.testing.assert_array_equal(state.value.numpy(), [3, 0, 1, 2])
+
+
 def test_a_report_takes_a_binding_and_a_word_of_each_thread() -> None:
     ir = record(nested, {"x": tensor(np.ones(1)), "y": empty((32,), f32)})
     stops = replace(SOFTWARE, max_loop_rounds=BOUND, max_storage_buffers=2)

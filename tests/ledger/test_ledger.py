@@ -169,12 +169,13 @@ def test_expect_says_the_difference(device: ct.Device) -> None:
         chain(device)
         with pytest.raises(ct.ContractError) as raised:
             led.expect(uploads=1, submissions=2, downloads=1)
-    text = str(raised.value)
+    text, here = str(raised.value), f"{__file__}:{raised.traceback[0].lineno + 1}"
+    assert f"downloads: expected 1, got 0, at {here}  (all: uploads 1" in text
     assert text.startswith("ledger: submissions: expected 2, got 1; downloads: expected 1, got 0")
     assert "launches 3" in text
-    with pytest.raises(ct.ContractError, match="no such count: typos"):
+    with pytest.raises(ct.ContractError, match=r"no such count: typos; expected some of uploads, "):
         led.expect(typos=1)
-    with pytest.raises(AttributeError, match="a ledger has no count 'typos'"):
+    with pytest.raises(AttributeError, match=r"a ledger has no count 'typos'; expected .* syncs, "):
         _ = led.typos
     chain(device)
 
@@ -306,6 +307,10 @@ def test_forbid_transfer_raises_at_the_line(device: ct.Device, data: Array) -> N
             ct.asarray(data, device=device)
         with pytest.raises(ct.TransferForbidden, match=r"read of add: transfer inside ct.forbid"):
             y.numpy()
+        with pytest.raises(ct.TransferForbidden) as raised:
+            y.numpy()
+        here = f"{__file__}:{raised.traceback[0].lineno + 1}"
+        assert str(raised.value).endswith(f"transfer inside ct.forbid('transfer'), at {here}")
         for use in (lambda: bool(y[0] if y.ndim == 1 else y[0, 0]), lambda: np.asarray(y)):
             with pytest.raises(ct.TransferForbidden):
                 use()

@@ -35,7 +35,6 @@ from centella.lang import KernelIR
 from centella.op.op import get, registry
 from centella.ops import topk
 from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
-from centella.ops.matmul.chain import GIVEN, Link
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
@@ -360,7 +359,6 @@ normed_linear | whole | f32 f16 | normed(i, 1, 9, 128 * i.chunk)
 normed_linear | layer | f32 f16 | layered(i, 1, 9, 141 * i.chunk + 3)
 normed_linear | layer, two rows | f32 f16 | layered(i, 2, 9, 129 * i.chunk)
 normed_linear | layer, walked | f32 f16 | layered(i, 2, 9, 1024 * i.chunk + 3)
-linear_chain | a layer | f32 f16 | chained(i, 16, 24, 40)
 expert_linear | gate | f32 f16 | chosen(i, 3, 2, 9, 67)
 expert_linear | gate, both | f32 f16 | chosen(i, 2, 3, 18, 130 * i.chunk + 1)
 expert_linear | gate, whole | f32 f16 | chosen(i, 1, 2, 9, 64 * i.chunk)
@@ -648,16 +646,6 @@ def normed(
     attrs = {"gate": gate, "eps": 1e-5, "alpha": 0.5, "dtype": ""}
     extras = {"norm": i(k), "residual": residual}
     return apply_with("normed_linear", (i(m, k), i(n, k)), "extras", extras, attrs)
-
-
-def chained(i: Inputs, heads: int, width: int, inner: int) -> ct.Tensor:
-    """What lies between two attentions of a decoder: four products."""
-    links = (Link(residual=GIVEN), Link(norm=True, gate="silu"), Link(residual=0, kept=True),
-             Link(norm=True, bias=True))  # fmt: skip
-    given = (i(1, heads), i(1, width), i(width, heads), i(2 * inner, width), i(width),
-             i(width, inner), i(9, width), i(width), i(9))  # fmt: skip
-    x, y = apply_all(get("linear_chain"), given, {"links": links})
-    return F.concat([x, y], 1)
 
 
 def layered(i: Inputs, m: int, n: int, k: int) -> ct.Tensor:

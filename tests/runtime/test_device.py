@@ -151,6 +151,21 @@ def test_describe(device: ct.Device) -> None:
     assert about["name"]
 
 
+def test_the_names_of_devices_open_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ct.devices()
+    assert names[-1] == "cpu"
+    for name in names:
+        assert str(ct.device(name).describe()["device"]) == name.partition(":")[0]
+
+    def listed(kind: str) -> list[dict[str, Any]]:
+        if kind == "cuda":
+            raise ct.MissingExtraError("cuda-core", "cuda12")
+        return [{"open_with": "webgpu:0"}, {"open_with": "webgpu:1"}]
+
+    monkeypatch.setattr(MODULE, "listed", listed)
+    assert ct.devices() == ["webgpu:0", "webgpu:1", "cpu"]
+
+
 # -- memory ---------------------------------------------------------------------------------------
 
 

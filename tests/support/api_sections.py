@@ -37,7 +37,8 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "Devices and batches",
         "[Concepts](concepts.md) says when work runs; [other libraries](interop.md) how a device, "
         "its memory and its streams are shared.",
-        "device Device centella.runtime.memory:Memory CommandBatch PipelineCache CachedPipeline",
+        "device devices Device centella.runtime.memory:Memory CommandBatch PipelineCache "
+        "CachedPipeline",
     ),
     (
         "Making tensors",

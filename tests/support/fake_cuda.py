@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from centella.runtime.device import devices
+from centella.runtime.device import open_devices
 
 Clock = dict[int, int]
 PRIMARY = 0x1000  # the primary context of device n is PRIMARY + n
@@ -261,6 +261,6 @@ def installed(patch: pytest.MonkeyPatch, kind: type[Fake]) -> Iterator[Fake]:
     made = kind(driver)
     made.install(patch)
     yield made
-    for device in devices():
+    for device in open_devices():
         if device.name.startswith("cuda"):
             device.close()

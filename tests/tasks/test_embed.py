@@ -204,6 +204,26 @@ def test_arguments_of_other_libraries(on_cpu: Embedder, name: str, hint: str) ->
 
 
 @pytest.mark.parametrize(
+    ("folder", "task", "write", "other"),
+    [
+        ("tiny-bert", "embed", r"^Embedder: .*model\.encode\(texts\)", "generate"),
+        ("encoders/xlm-roberta-rank", "classify", r"^Classifier: .*\.classify\(texts\)", "encode"),
+        ("decoders/qwen3", "generate", r"^Generator: .*model\.generate\(text\)", "transcribe"),
+        ("whisper/tiny", "transcribe", r"^Transcriber: .*model\.transcribe\(audio\)", "generate"),
+    ],
+)
+def test_a_model_that_is_called_with_data(folder: str, task: Any, write: str, other: str) -> None:
+    model: Any = ct.load(DATA / folder, "cpu", task=task)
+    for data in ("a text", ["a text"], np.zeros(3, np.float32)):
+        with pytest.raises(DTypeError, match=write):
+            model(data)
+    with pytest.raises(AttributeError, match=rf"'{other}': ct\.load\(\.\.\., task="):
+        getattr(model, other)
+    with pytest.raises(AttributeError, match=r"'tokenize': model\.tokenizer\.encode"):
+        model.tokenize("a text")
+
+
+@pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("encode_multi_process", 'devices="all"'),

@@ -226,6 +226,9 @@ def test_several_continuations() -> None:
         ("x", {"n": np.float64(2)}, DTypeError, "a whole number for n, got"),
         ("x", {"seed": "a"}, DTypeError, "seed: expected a whole number"),
         ("x", {"beams": 3}, TypeError, "unexpected argument 'beams'"),
+        ("x", {"beams": 3}, DTypeError, "'beams'; sampling takes temperature, top_k, .*, seed$"),
+        ("x", {"max_tokens": 3}, DTypeError, "'max_tokens'; expected max_new_tokens=$"),
+        ("x", {"tools": []}, DTypeError, "'tools'; expected chat.messages, template="),
     ],
 )
 def test_bad_calls(prompt: Any, options: dict[str, Any], error: Any, message: str) -> None:
@@ -297,6 +300,20 @@ def test_chat_is_the_template_and_the_answer() -> None:
     assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     answer = "".join(model.chat(MESSAGES, max_new_tokens=6))
     assert answer == model.generate(ids, max_new_tokens=6).text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": [{}]}, r"""'tools'; expected chat.messages, template={"tools": .* not parsed"""),
+        ({"system": "brief"}, """'system'; expected it as the first message .*"role": "system"""),
+        ({"enable_thinking": False}, r"""template={"enable_thinking": \.\.\.}. passes it"""),
+        ({"stream": True}, r"'stream'; model.stream.prompt. and model.chat.messages. yield"),
+    ],
+)
+def test_arguments_that_chat_has_not(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DTypeError, match=f"^chat: unexpected argument .*{message}"):
+        host().chat(MESSAGES, **options)
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,10 @@ def test_no_folder(tmp_path: Path) -> None:
         with pytest.raises(WeightsError, match=r"none|no-such.*or 'minilm', got nothing at that"):
             load(path, device="cpu")
     (tmp_path / "file").write_text("")
-    with pytest.raises(WeightsError, match="got a file"):
+    with pytest.raises(WeightsError, match=r"got a file$"):
         load(tmp_path / "file", device="cpu")
+    with pytest.raises(WeightsError, match=r"got a file; write its folder, '.*tiny-bert'$"):
+        load(DATA / "tiny-bert" / "model.safetensors", device="cpu")
 
 
 def test_a_name_that_is_nearly_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,15 @@ def test_a_cancelled_task_ends_its_stream() -> None:
     assert led.allocations <= 1
 
 
+def test_a_stream_says_where_its_text_is() -> None:
+    with host().stream("x", **OPTIONS) as stream:
+        text: Any = stream
+        with pytest.raises(AttributeError, match=r"'text': .*join.*; .* stream\.result\.text"):
+            text.text  # noqa: B018
+        with pytest.raises(AttributeError, match=r"no attribute 'pieces'$"):
+            text.pieces  # noqa: B018
+
+
 def test_a_loop_that_is_left_leaves_the_model_usable() -> None:
     """Whether somebody still holds the stream or nobody does; its session is used again."""
     model = load(FOLDER / "qwen3", "cpu", "f32", task="generate")

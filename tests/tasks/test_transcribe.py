@@ -6,6 +6,8 @@ import functools
 import json
 import shutil
 import tracemalloc
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.audio import SileroModel, speech_regions
+from centella.audio import AudioStream, Segment, SileroModel, speech_regions
+from centella.audio.source import Source
 from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
 from centella.tasks.recording import Recording, Window, joined
 from centella.tasks.speech_options import Options
@@ -133,6 +136,78 @@ def test_windows_together_are_those_alone() -> None:
     one_by_one = model.transcribe(samples, regions=regions, batch=1, **how).segments
     assert one_by_one
     assert min(s.start for s in one_by_one) >= 0.5
+
+
+def long_file(seconds: float, broken: bool = False) -> AudioStream:
+    """A file of known length, which may break at its end."""
+
+    def blocks() -> Iterator[Array]:
+        yield from np.split(sound(seconds)[:, None], round(seconds))
+        if broken:
+            raise AudioError("a.wav: broken")
+
+    return AudioStream(Source("a.wav", RATE, 1, blocks(), round(seconds) * RATE))
+
+
+BATCHES: dict[str, Any] = {
+    **QUIET, "vad": "energy", "regions": [(0, 6), (7, 13), (14, 20)], "batch": 2,
+    "language": "de", "timestamps": "none",
+}  # fmt: skip
+
+
+def test_the_next_windows_are_read_while_the_device_encodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a file; a microphone's are read when the texts of those before them are told."""
+    model, events = transcriber("cpu"), list[str]()
+
+    def logged(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            events.append(name)
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("listen", "start"):
+        logged(SpeechSession, name)
+    logged(Recording, "_more")
+    whole = model.transcribe(long_file(20), **BATCHES)
+    blocks = ["_more", "listen", "_more", "start", "listen", "_more", "start"]
+    assert [name for name, _ in groupby(events)] == [*blocks, "listen", "start"]
+    assert events.count("_more") == 3  # of 8 s, and the rest
+    events.clear()
+    pieces = model.transcribe(iter(np.split(sound(20), 20)), **BATCHES)
+    in_turn = ["_more", "listen", "start"]
+    assert [name for name, _ in groupby(events)] == 3 * in_turn
+    assert pieces.segments == whole.segments != ()
+
+
+def test_texts_before_a_fault_of_the_file_are_told() -> None:
+    model = transcriber("cpu")
+    whole = model.transcribe(long_file(13), **BATCHES).segments
+    told = list[Segment]()
+    with pytest.raises(AudioError, match="broken"):
+        told.extend(model.stream(long_file(13, broken=True), **BATCHES))
+    assert tuple(told) == whole[: len(told)] and len(told) >= 2
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_what_a_transcription_asks_of_the_device(device: ct.Device) -> None:
+    """A batch: sound, prompt and notes up; a token a row for each step, and sums, down."""
+    model, steps, batches = transcriber(device.name), 5, 3
+    how: dict[str, Any] = {**BATCHES, "max_new_tokens": steps}
+    first = model.transcribe(long_file(20), **how)
+    (decoding,) = [kept for kept in model._idle if kept.session.batch == 2]
+    captures = decoding.session._read.signatures
+    with ct.ledger() as led:
+        assert model.transcribe(long_file(20), **how) == first
+    led.expect(
+        compiles=0, allocations=0, uploads=3 * batches, downloads=(steps + 1) * batches,
+        submissions=(steps + 4) * batches,
+    )  # fmt: skip
+    assert decoding.session._read.signatures == captures
 
 
 def test_fallback_stops_at_the_first_text_believed() -> None:
@@ -334,6 +409,11 @@ def test_after_warm_nothing_is_compiled(device: ct.Device) -> None:
         ({"beam": 0}, ShapeError, "beam: expected 1 to 16, got 0"),
         ({"max_new_tokens": 2.5}, DTypeError, "max_new_tokens: expected a whole number, got 2.5"),
         ({"loud": 1}, TypeError, "unexpected argument 'loud'"),
+        ({"loud": 1}, DTypeError, "'loud'; expected batch, beam, .* vad, vad_model$"),
+        ({"sample_rate": 8000}, DTypeError, "'sample_rate'; expected rate=, in samples"),
+        ({"word_timestamps": True}, DTypeError, """'word_timestamps'; expected timestamps="word"""),
+        ({"beam_size": 5}, DTypeError, "'beam_size'; expected beam=$"),
+        ({"timestamps": True}, DTypeError, "expected none, segment, word, got True"),
     ],
 )
 def test_options_that_are_refused(
@@ -373,6 +453,15 @@ def test_english_alone() -> None:
     for wrong in wrongs:
         with pytest.raises(ShapeError, match="the model has English alone"):
             model.transcribe(sound(1), **wrong)
+
+
+def test_a_transcript_is_no_mapping() -> None:
+    model: Any = transcriber("cpu")
+    with pytest.raises(DTypeError, match=r"expected \.text, .*, got \['text'\]"):
+        model.transcribe(sound(1), vad="off", max_new_tokens=2)["text"]
+    mel = ct.asarray(np.zeros((1, 80, 300), np.float32), device="cpu")
+    with pytest.raises(DTypeError, match="Transcriber: expected mel and ids, got mel"):
+        model(mel)
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella.lang import hints as lang_hints
 from centella.tensors import hints
 
 X = np.array([[1.5, -2.0, 0.25], [-0.5, 3.0, 1.0]], np.float32)
@@ -28,6 +29,15 @@ def test_names_of_a_tensor(name: str) -> None:
     x: Any = ct.asarray(X, device="cpu")
     with pytest.raises(AttributeError, match=f"'Tensor' object has no attribute '{name}': ."):
         getattr(x, name)
+
+
+@pytest.mark.parametrize("name", lang_hints.NAMES)
+def test_names_of_the_kernel_language(name: str) -> None:
+    hint = lang_hints.NAMES[name]
+    with pytest.raises(AttributeError) as raised:
+        getattr(ct.lang, name)
+    assert str(raised.value) == f"module 'centella.lang' has no attribute {name!r}: {hint}"
+    assert all(hasattr(ct.lang, ours) for ours in re.findall(r"\blang\.(\w+)", hint))
 
 
 def test_what_hints_name_is_there() -> None:
@@ -120,6 +130,17 @@ def test_other_names_of_a_launchs_size() -> None:
         copied(x, ct.empty(3, device="cpu"), thread=3)
     with pytest.raises(ct.TraceError, match=r"^copied: unknown \['blocks'\]; write groups=$"):
         copied(x, ct.empty(3, device="cpu"), blocks=3)
+
+    launch: Any = copied
+    with pytest.raises(ct.TraceError, match=r"expected a call, as in copied\(x, y, threads=x.si"):
+        launch[1, 64](x, x)
+    with pytest.raises(ct.TraceError, match=r"'x' must be annotated .*; got none$"):
+        ct.kernel(lambda x: None)
+
+
+def test_a_device_in_the_place_of_a_dtype() -> None:
+    with pytest.raises(ct.DTypeError, match=r"^'cuda:1' is not a .*; write device='cuda:1'$"):
+        ct.asarray([1.0], "cuda:1")
 
 
 def test_the_axis_of_a_new_dimension() -> None:

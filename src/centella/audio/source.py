@@ -32,6 +32,7 @@ class Source(Struct, frozen=True):
         blocks: f32 [frames, channels], in order; an element of 1 is full scale.
         frames: how many there are, if that is known before they are read.
         close: releases what is open; it may be called twice.
+        live: whether blocks come as they are recorded, as those of a pipe or a microphone may.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Source(Struct, frozen=True):
     blocks: Iterator[Array]
     frames: int | None = None
     close: Callable[[], None] = _nothing
+    live: bool = False
 
 
 def broken(name: str, seconds: float, error: object) -> AudioError:

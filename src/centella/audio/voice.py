@@ -39,10 +39,11 @@ _ENOUGH = 0.8  # excess of a frame that counts: three of a loud click stay below
 LAG = 2  # frames between two spectra that are compared: the next that shares no sample
 _STEADY = 20  # frames on either side that their likeness is averaged over
 _LINES = slice(3, 160)  # of the transform: 94 Hz to 5 kHz, where partials are
-_ENVELOPE = 9  # lines that the spectrum's envelope is averaged over
+_ENVELOPE = 9  # lines that the spectrum's envelope is averaged over: sums of 8, and one
 _ALIKE = 0.72  # likeness of spectra from which sound is music
 CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY)  # frames that an evidence depends on
 _SECOND = RATE // STEP  # frames
+_PART = 50  # frames of a product: so small that BLAS starts no threads for it, which may wait
 
 
 class EnergyLevels:
@@ -79,11 +80,10 @@ class EnergyLevels:
         """Frames of what is there, and what of the samples the next one needs."""
         self._samples = np.concatenate([self._samples, samples])
         count = (len(self._samples) - FRAME) // STEP + 1
-        for first in range(0, max(count, 0), 8 * _SECOND):
-            part = self._samples[
-                first * STEP : min(first + 8 * _SECOND, count) * STEP + FRAME - STEP
-            ]
-            self._look(np.lib.stride_tricks.sliding_window_view(part, FRAME)[::STEP])
+        if count > 0:
+            frames = np.lib.stride_tricks.sliding_window_view(self._samples, FRAME)[::STEP]
+            for first in range(0, count, _PART):
+                self._look(frames[first : first + _PART])
         self._samples = self._samples[max(count, 0) * STEP :]
 
     def _look(self, frames: Array) -> None:
@@ -99,11 +99,11 @@ class EnergyLevels:
         """Levels of the next frames, whose context is there or does not exist."""
         excess, steadiness = evidence(self._bands, self._alike)
         chosen = slice(self._judged, self._judged + count)
-        levels = np.where(steadiness < _ALIKE, excess, 0.0)[chosen]
+        levels: list[float] = np.where(steadiness < _ALIKE, excess, 0.0)[chosen].tolist()
         dropped = max(chosen.stop - CONTEXT, 0)
         self._bands, self._alike = self._bands[dropped:], self._alike[dropped:]
         self._judged = chosen.stop - dropped
-        return [float(level) for level in levels]
+        return levels
 
 
 @lru_cache(maxsize=1)
@@ -131,9 +131,28 @@ def spectra(frames: Array) -> tuple[Array, Array]:
     transform = np.fft.rfft(frames * _window())
     power = transform.real**2 + transform.imag**2
     fine = np.log(power[:, _LINES] + np.float32(QUIET / FRAME))
-    fine -= _average(fine.T, _ENVELOPE // 2).T
+    fine -= _envelope(fine)
     length = np.sqrt(np.sum(fine**2, axis=1, keepdims=True))
     return power @ _bands() + np.float32(QUIET / BANDS), fine / np.maximum(length, 1e-3)
+
+
+def _envelope(fine: Array) -> Array:
+    """The mean of each line and four on either side, fewer at the ends."""
+    wide = np.zeros((fine.shape[0], fine.shape[1] + _ENVELOPE - 1))  # f64: the sums are exact
+    wide[:, 4:-4] = fine
+    sums = wide[:, :-1] + wide[:, 1:]
+    sums = sums[:, :-2] + sums[:, 2:]
+    sums = sums[:, :-4] + sums[:, 4:]
+    means: Array = ((sums[:, :-1] + wide[:, 8:]) / _neighbours(fine.shape[1])).astype(np.float32)
+    return means
+
+
+@lru_cache(maxsize=1)
+def _neighbours(lines: int) -> Array:
+    """How many lines the mean of each is of."""
+    at = np.arange(lines)
+    count: Array = np.minimum(at, 4) + 1 + np.minimum(at[::-1], 4)
+    return count
 
 
 def likeness(fine: Array) -> Array:
@@ -154,7 +173,8 @@ def evidence(bands: Array, alike: Array) -> tuple[Array, Array]:
 
 def _average(rows: Array, reach: int) -> Array:
     """The mean of rows and as many on either side, fewer at the ends."""
-    sums = np.cumsum(np.pad(rows, ((1, 0), (0, 0))), axis=0, dtype=np.float64)
+    sums = np.zeros((len(rows) + 1, rows.shape[1]))
+    np.cumsum(rows, axis=0, dtype=np.float64, out=sums[1:])
     at = np.arange(len(rows))
     first, last = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(rows))
     means: Array = ((sums[last] - sums[first]) / (last - first)[:, None]).astype(np.float32)

@@ -102,6 +102,7 @@ class Submission(Struct, eq=False):
         again: where a backend keeps what it finds for these launches until they come again.
         loads, total: what each launch asks of the device, and all of them.
         whole: it is a batch, which the device gets at once.
+        reports: a program of its launches counts the loops that the driver stopped.
     """
 
     slots: list[Buffer]
@@ -116,6 +117,7 @@ class Submission(Struct, eq=False):
     loads: Sequence[Load] = ()
     total: Load = Load()
     whole: bool = False
+    reports: bool = False
 
 
 def packed(sizes: Iterable[int]) -> tuple[list[Window], int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -160,8 +162,29 @@ def _printable_errors() -> Iterator[None]:
     except Exception as error:
         message = getattr(error, "message", None)
         if isinstance(message, str):
-            vars(error)["message"] = in_line(message)
+            vars(error)["message"] = in_line(message) + _hint(message, getattr(error, "ctx", None))
         raise
+
+
+# What to write for commands and options that other tools have.
+_OTHERS = {
+    "chat": "write centella generate --chat --model DIR",
+    "devices": "write centella info",
+    "--prompt": "write the text alone: centella generate --model DIR 'Once upon'",
+    "--input": "write --file",
+}
+
+
+def _hint(message: str, context: Any) -> str:
+    """What to add to an error of Typer's."""
+    if missing := re.match(r"No such (?:command|option):? '?([-\w]+)", message):
+        return f" ({_OTHERS[missing[1]]})" if missing[1] in _OTHERS else ""
+    others = re.search(r"unexpected extra argument\S* \((.*)\)", message, re.DOTALL)
+    params = {} if context is None else context.params
+    first = params.get("question", params.get("prompt"))
+    if others is None or first is None:  # words without quotes are an argument each
+        return ""
+    return f"; quote a text of several words: {in_line(shlex.quote(f'{first} {others[1]}'))}"
 
 
 def _said(error: CentellaError | OSError | UnicodeError) -> str:

@@ -71,10 +71,18 @@ class Talk:
         with ledger() as led:
             done = answered(self._generator, row, self._how, interruptible=True)
         report(self._generator, done, self._how, led if self._how.show_ledger else None)
-        self._messages.append({"role": "assistant", "content": done.all[0].text or ""})
+        answer = done.all[0]
+        self._messages.append({"role": "assistant", "content": answer.text or ""})
+        if answer.finish == "context" and not self._how.as_json:
+            context = self._generator.context
+            err(
+                f"chat: the context of {context:,} tokens is full: the answer ends here; {COMMANDS}"
+            )
 
     def _failed(self, error: CentellaError) -> None:
-        why = str(error).partition("\n")[0]
+        why = str(error).partition("\n")[0].removeprefix("stream: ")
+        if "context of the model" in why and len(self._messages) > len(self._first):
+            why += " with the messages before it"
         if self._how.as_json:
             out_json({"error": why}, indent=None)
         else:

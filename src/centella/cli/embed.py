@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
-from centella.cli.options import BatchSize, Device, Dtype, Json, Model, ShowLedger, WeightDtype
+from centella.cli.options import BatchSize, Device, Dtype, Json, Model, ShowLedger
 from centella.cli.output import err, err_ledger, out, out_json, progress
 from centella.cli.reading import lines_of
 from centella.cli.timing import Stages
@@ -107,7 +107,7 @@ class Work(Struct, eq=False):
 
 def run(
     texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
-    dtype: Dtype = WeightDtype.auto, batch_size: BatchSize = 32, as_json: Json = False,
+    dtype: Dtype = "auto", batch_size: BatchSize = 32, as_json: Json = False,
     output: Output = None, restart: Restart = False, prompt_name: PromptName = None,
     dim: Dim = None, chunk: Chunk = None, overlap: Overlap = 0, devices: Devices = None,
     exact: Exact = False, show_ledger: ShowLedger = False, timing: Timing = False,
@@ -133,7 +133,7 @@ def run(
     with ledger(timing=True) if timing else nullcontext() as timed:
         stages = Stages(timed)
         with stages.stage("make the model"):
-            embedder = load_shown(model, device, dtype.value, task="embed", devices=devices)
+            embedder = load_shown(model, device, dtype, task="embed", devices=devices)
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
@@ -181,7 +181,7 @@ def _expect_vectors(output: str) -> None:
 
 
 def _about(
-    model: str, embedder: Embedder, dtype: WeightDtype, file: str | None,
+    model: str, embedder: Embedder, dtype: str, file: str | None,
     options: Mapping[str, Any],
 ) -> dict[str, Any] | None:  # fmt: skip
     """Of what run vectors are; None: of one that cannot go on."""
@@ -190,7 +190,7 @@ def _about(
     seen = os.stat(file)
     source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
     kinds = {_kind(each.model.device) for each in (embedder, *embedder.replicas)}
-    on = {"dtype": dtype.value, "device": ", ".join(sorted(kinds))}
+    on = {"dtype": dtype, "device": ", ".join(sorted(kinds))}
     return {"model": model, **on, **options, **source}
 
 

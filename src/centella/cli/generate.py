@@ -16,7 +16,7 @@ from centella.cli.answers import How, answered, report
 from centella.cli.chat import Talk
 from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
-from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger, WeightDtype
+from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger
 from centella.cli.output import err
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
@@ -105,7 +105,7 @@ def run(
     ignore_eos: IgnoreEos = False,
     seed: Seed = None,
     device: Device = None,
-    dtype: Dtype = WeightDtype.auto,
+    dtype: Dtype = "auto",
     quantize: Quantize = None,
     draft: DraftBy = None,
     cache: CacheIn = None,
@@ -182,9 +182,9 @@ def _check_together(
             raise CentellaError(f"generate: --{name}: expected --{other} with it, got none")
 
 
-def _loaded(model: str, device: str | None, dtype: WeightDtype, quantize: str | None) -> Generator:
+def _loaded(model: str, device: str | None, dtype: str, quantize: str | None) -> Generator:
     """A model that generates; another is refused before its weights are read."""
-    generator: Generator = load_shown(model, device, dtype.value, quantize, task="generate")
+    generator: Generator = load_shown(model, device, dtype, quantize, task="generate")
     return generator
 
 

@@ -117,7 +117,8 @@ def _show(report: dict[str, Any]) -> None:
     out(f"\ndefault   {default['name'] or 'none'}: {why}\n")
     for name, extra in report["extras"].items():
         state = "installed" if extra["installed"] else f"missing {', '.join(extra['missing'])}"
-        out(f"extra     {name}: {state}")
+        line = "" if extra["installed"] else f"; pip install 'centella[{name}]'"
+        out(f"extra     {name}: {state}{line}")
 
 
 def _size(nbytes: int | None) -> str:

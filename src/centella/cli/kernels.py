@@ -56,7 +56,6 @@ VARIANTS = {
     "cache_attend": ("KVCache.append_attend", "a token's key and value cached, and its attention"),
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
     "cache_write_i8": ("KVCache.append", "rows of k and v into a cache in i8, each with a scale"),
-    "linear_chain": ("Generator.generate", "the products between one attention and the next"),
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),

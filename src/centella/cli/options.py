@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from centella.dtypes import dtype_of
+from centella.errors import DTypeError
 
-class WeightDtype(StrEnum):
-    """What weights are kept in: as `ct.load` takes it."""
+WEIGHTS = ("auto", "f32", "f16", "bf16")
 
-    auto = "auto"
-    f32 = "f32"
-    f16 = "f16"
-    bf16 = "bf16"
+
+def _weight_dtype(text: str) -> str:
+    """What weights are kept in, by any name that `ct.load` takes: float16 is f16."""
+    try:
+        name = text if text == "auto" else dtype_of(text).name
+    except DTypeError:
+        name = ""
+    if name not in WEIGHTS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, WEIGHTS))}.")
+    return name
 
 
 Folder = Annotated[
@@ -41,7 +47,14 @@ Device = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Dtype = Annotated[WeightDtype, typer.Option(help="Dtype of weights; auto: as in the files.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        parser=_weight_dtype,
+        metavar=f"[{'|'.join(WEIGHTS)}]",
+        help="Dtype of weights; auto: as in the files.",
+    ),
+]
 Quantize = Annotated[
     str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from centella.cli.escape import in_line
 from centella.cli.options import Device, Json, ShowLedger
-from centella.cli.output import err_ledger, out, out_json
+from centella.cli.output import err, err_ledger, out, out_json
 from centella.cli.reading import lines_of
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
@@ -41,6 +42,11 @@ def run(
         CentellaError: no vectors, of another size than the model's, or texts of another number.
         OSError: for a file that cannot be read.
     """
+    if len(questions) > 1 and not any(" " in question for question in questions):
+        quoted = in_line(shlex.quote(" ".join(questions)))
+        err(
+            f"search: {len(questions)} questions of one word each; if it is one, quote it: {quoted}"
+        )
     stored = open_vectors(index)
     rows, dim = stored.vectors.shape
     texts = stored.texts if file is None else lines_of("search", file)

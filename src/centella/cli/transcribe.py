@@ -19,7 +19,7 @@ from centella.audio.stream import open_audio
 from centella.audio.subtitles import FORMATS
 from centella.audio.transcript import Segment, by_word
 from centella.cli.escape import in_line, printable
-from centella.cli.options import Device, Dtype, Folder, Quantize, ShowLedger, WeightDtype
+from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger
 from centella.cli.output import err, err_ledger, out, piece, progress
 from centella.cli.process import reason
 from centella.errors import CentellaError
@@ -127,8 +127,9 @@ def run(
     raw: Raw = None,
     rate: Rate = None,
     device: Device = None,
-    dtype: Dtype = WeightDtype.auto,
+    dtype: Dtype = "auto",
     quantize: Quantize = None,
+    as_json: Json = False,
     show_ledger: ShowLedger = False,
     trace: Trace = None,
 ) -> None:
@@ -142,9 +143,12 @@ def run(
         raise CentellaError("transcribe: no file; try: centella transcribe talk.wav --model DIR")
     if not model:
         raise CentellaError("transcribe: --model DIR: expected a model folder or a repository")
+    if as_json and form not in (Format.text, Format.json):
+        raise CentellaError(f"transcribe: --json: expected no other --format, got {form.value}")
+    form = Format.json if as_json else form
     _expect_together(files, form.value, output, raw, rate)
     network = vad_network("transcribe", vad, vad_model)
-    transcriber = load(model, device, dtype.value, task="transcribe", quantize=quantize)
+    transcriber = load(model, device, dtype, task="transcribe", quantize=quantize)
     options = {
         "language": language, "task": task, "timestamps": timestamps.value, "beam": beam,
         "batch": batch, "vad": vad, "vad_model": network, "prompt": prompt, "hotwords": hotwords,

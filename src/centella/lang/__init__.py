@@ -73,6 +73,7 @@ from centella.lang.groups import (
     workgroup_size,
     workgroup_uniform,
 )
+from centella.lang.hints import NAMES
 from centella.lang.ir import KernelIR
 from centella.lang.kernel_params import In, InOut, Out, Scalar, signature_of, storage
 from centella.lang.trace import trace
@@ -85,7 +86,8 @@ else:
         """Load `lang.ptx` when a kernel first asks for it: no other target needs it."""
         if name == "ptx":
             return import_module("centella.lang.ptx")
-        raise AttributeError(f"module 'centella.lang' has no attribute {name!r}")
+        text = f"module 'centella.lang' has no attribute {name!r}"
+        raise AttributeError(f"{text}: {NAMES[name]}" if name in NAMES else text)
 
 
 __all__ = [

@@ -131,6 +131,6 @@ def signature_of(fn: Callable[..., Any]) -> Signature:
             raise TraceError(
                 f"kernel {fn.__name__!r}: parameter {name!r} must be annotated In[...], Out[...], "
                 f"InOut[...], Scalar[...], f32, i32 or u32, or be keyword-only (a constant); "
-                f"got {note!r}"
+                f"got {'none' if note is parameter.empty else repr(note)}"
             )
     return Signature(tuple(tensors), tuple(scalars), tuple(constants))

@@ -21,6 +21,7 @@ from msgspec.structs import asdict, replace
 
 from centella.errors import ContractError, TransferForbidden
 from centella.host.interrupts import uninterrupted
+from centella.ledger.call_sites import call_site, line_of
 from centella.ledger.timeline import KernelTime, Timeline, Work, table
 
 P = ParamSpec("P")
@@ -78,6 +79,7 @@ class Counts(Struct):
         return "  ".join(f"{k} {v:,}" for k, v in self.as_dict().items() if v) or "nothing"
 
 
+_KNOWN = f"expected some of {', '.join(Counts.__struct_fields__)}"
 KINDS: dict[str, tuple[str, ...]] = {
     "transfer": ("uploads", "downloads"),
     "compile": ("compiles",),
@@ -101,7 +103,7 @@ class Ledger:
         if name in Counts.__struct_fields__:
             self._flush()
             return int(getattr(self.counts, name))
-        raise AttributeError(f"a ledger has no count {name!r}")
+        raise AttributeError(f"a ledger has no count {name!r}; {_KNOWN}")
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
@@ -112,19 +114,24 @@ class Ledger:
         """Raise unless the named counts are exactly these.
 
         Raises:
-            ContractError: with each difference.
+            ContractError: with each difference, and the line of the call.
         """
         self._flush()
         unknown = set(expected) - set(Counts.__struct_fields__)
         if unknown:
-            raise ContractError(f"expect: no such count: {', '.join(sorted(unknown))}")
+            raise ContractError(
+                f"expect: no such count: {', '.join(sorted(unknown))}; {_KNOWN}, at "
+                f"{line_of(call_site())}"
+            )
         wrong = [
-            f"{name}: expected {want}, got {got}"
+            f"{name}: expected {want!r}, got {got}"
             for name, want in expected.items()
             if (got := getattr(self.counts, name)) != want
         ]
         if wrong:
-            raise ContractError("ledger: " + "; ".join(wrong) + f"  (all: {self.counts})")
+            raise ContractError(
+                f"ledger: {'; '.join(wrong)}, at {line_of(call_site())}  (all: {self.counts})"
+            )
 
     def bind(self, fn: Callable[P, R]) -> Callable[P, R]:
         """`fn` counting into this scope when another thread runs it.
@@ -191,11 +198,13 @@ def permit(what: str, *names: str) -> None:
     """Ask before doing what `count` will count: nothing is half done when it is forbidden.
 
     Raises:
-        TransferForbidden: one of `names` is forbidden in this scope.
+        TransferForbidden: one of `names` is forbidden in this scope; names the line that asked.
     """
     for kind in _forbidden.get():
         if any(name in KINDS[kind] for name in names):
-            raise TransferForbidden(f"{what}: {kind} inside ct.forbid({kind!r})")
+            raise TransferForbidden(
+                f"{what}: {kind} inside ct.forbid({kind!r}), at {line_of(call_site())}"
+            )
 
 
 @uninterrupted

@@ -34,7 +34,6 @@ from centella.tensors.functional import (
     normed_linear,
     tanh,
 )
-from centella.tensors.functional.chain import ChainLink, linear_chain
 from centella.tensors.tensor import Tensor
 
 
@@ -58,15 +57,11 @@ class Attention(Module):
             self.q_norm: Norm = Norm(heads * d, c.rms_norm_eps, c.traits.offset)
             self.k_norm: Norm = Norm(kv * d, c.rms_norm_eps, c.traits.offset)
 
-    def link(self, norm: Norm | None) -> ChainLink:
-        """The product of the states that gives q, k and v, with the norm before it."""
-        weight = None if norm is None else norm.scale
-        eps = self.config.rms_norm_eps
-        return ChainLink(self.qkv.weight, weight, eps, bias=self.qkv.bias)
-
-    def forward(self, qkv: Tensor, past: Past[Cache]) -> Tensor:
-        """q, k and v of a step to [batch, tokens, heads * head_dim]; appends to the past."""
+    def forward(self, x: Tensor, norm: Norm | None, past: Past[Cache]) -> Tensor:
+        """[batch, tokens, hidden] to [batch, tokens, heads * head_dim]; appends to the past."""
         c, cache = self.config, past.cache
+        weight = None if norm is None else norm.scale
+        qkv = normed_linear(x, self.qkv.weight, weight, eps=c.rms_norm_eps, bias=self.qkv.bias)
         if c.traits.qk_norm == "whole":
             q, k = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
             parts = [self.q_norm(qkv[..., :q]), self.k_norm(qkv[..., q : q + k]), qkv[..., q + k :]]
@@ -94,16 +89,12 @@ class MLP(Module):
         self.gate_up: Linear = Linear(c.hidden_size, 2 * inner, c.mlp_bias, stacks=stacks)
         self.down_proj: Linear = Linear(inner, c.hidden_size, c.mlp_bias)
 
-    def link(self, norm: Norm | None) -> ChainLink:
-        """The gated product, with the norm before it: [..., hidden] to [..., intermediate]."""
-        weight = None if norm is None else norm.scale
-        return ChainLink(
-            self.gate_up.weight, weight, self.eps, gate=self.activation, bias=self.gate_up.bias
-        )
-
     def forward(self, x: Tensor, norm: Norm | None, residual: Tensor | None = None) -> Tensor:
         """[batch, tokens, hidden] to the same; a residual is added to it."""
-        (y,) = linear_chain(x, [self.link(norm)])
+        y = normed_linear(
+            x, self.gate_up.weight, None if norm is None else norm.scale, eps=self.eps,
+            gate=self.activation, bias=self.gate_up.bias,
+        )  # [batch, tokens, intermediate]  # fmt: skip
         if residual is None:
             return self.down_proj(y)
         return _added(residual, y, self.down_proj, self.residual_multiplier)
@@ -124,7 +115,6 @@ class Layer(Module):
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         self.config = config
         self.kind: str = config.traits.norms
-        self.unbiased: bool = not (config.out_bias or config.mlp_bias)
         self.self_attn: Attention = Attention(config, layer)
         self.mlp: MLP | SparseMLP = SparseMLP(config) if config.sparse[layer] else MLP(config)
 
@@ -139,36 +129,17 @@ class Layer(Module):
         if config.traits.norms == "both":
             self.pre_feedforward_layernorm: Norm = norm()
 
-    def link(self) -> ChainLink:
-        """The first product, of q, k and v, with the norm before it."""
-        return self.self_attn.link(None if self.kind == "post" else self.input_layernorm)
-
-    def step(
-        self, x: Tensor, qkv: Tensor, past: Past[Cache], after: Layer | None = None
-    ) -> tuple[Tensor, ...]:
-        """States [batch, tokens, hidden], with what `link` gives of them, to the next states.
-
-        Args:
-            after: the layer that follows: what its `link` gives comes second.
-        """
-        attention, mlp, r = self.self_attn, self.mlp, self.config.residual_multiplier
-        y = attention(qkv, past)
-        following = [] if after is None else [after.link()]
-        if self.kind != "pre":
-            x = x + self.post_attention_layernorm(attention.o_proj(y))
-            y = mlp(x, self.pre_feedforward_layernorm if self.kind == "both" else None)
-            x = x + self.post_feedforward_layernorm(y)
-        elif isinstance(mlp, MLP) and (r == 1.0 or self.unbiased):
-            out, down = (
-                ChainLink(p.weight, bias=p.bias, alpha=r, residual=of, kept=of == 0)
-                for p, of in ((attention.o_proj, "x"), (mlp.down_proj, 0))
-            )
-            links = [out, mlp.link(self.post_attention_layernorm), down, *following]
-            return linear_chain(y, links, x)
-        else:
-            x = _added(x, y, attention.o_proj, r)
-            x = mlp(x, self.post_attention_layernorm, x)
-        return (x, *(linear_chain(x, following) if following else ()))
+    def forward(self, x: Tensor, past: Past[Cache]) -> Tensor:
+        """[batch, tokens, hidden] to the same."""
+        attention, mlp = self.self_attn, self.mlp
+        if self.kind == "pre":
+            y = attention(x, self.input_layernorm, past)
+            x = _added(x, y, attention.o_proj, self.config.residual_multiplier)
+            return mlp(x, self.post_attention_layernorm, x)
+        y = attention(x, self.input_layernorm if self.kind == "both" else None, past)
+        x = x + self.post_attention_layernorm(attention.o_proj(y))
+        y = mlp(x, self.pre_feedforward_layernorm if self.kind == "both" else None)
+        return x + self.post_feedforward_layernorm(y)
 
 
 class LlamaModel(Module):
@@ -261,10 +232,8 @@ class LlamaModel(Module):
             x = x * c.embedding_multiplier
         yield x
         past.cache.begin(ids.shape[1])
-        (qkv,) = linear_chain(x, [self.layers[0].link()])
-        for layer, after in zip(self.layers, (*self.layers[1:], None), strict=True):
-            x, *more = layer.step(x, qkv, past, after)
-            qkv = more[0] if more else qkv
+        for layer in self.layers:
+            x = layer(x, past)
             yield x
 
     def head(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import ref
 
@@ -15,6 +15,7 @@ from centella.backends.opening import (
     byte_count,
     choose,
     kind_of,
+    listed,
     names_of,
     open_backend,
     spelled,
@@ -250,7 +251,7 @@ def device(name: str | Device | None = None, *, native: Any = None, **options: A
 
 def _of_native(name: str, native: Any, options: dict[str, Any]) -> Device | None:
     if not options:
-        for opened in devices():
+        for opened in open_devices():
             if opened.backend.runs_on(native) and opened.name.startswith(name):
                 return opened
     return None
@@ -293,14 +294,14 @@ def _first_use(opened: Device) -> str:
     return check_first_use(opened.executor)
 
 
-def devices() -> list[Device]:
+def open_devices() -> list[Device]:
     """The devices that are open."""
     return [d for r in _devices if (d := r()) is not None and not d.lost]
 
 
 @uninterrupted
 def _flush_all(scope: Ledger | None) -> None:
-    for opened in devices():
+    for opened in open_devices():
         opened.recorder.flush(scope)
 
 
@@ -345,6 +346,19 @@ def every_device() -> list[Device]:
     return opened
 
 
+def devices() -> list[str]:
+    """The names of this machine's devices, as `device` takes them; none is opened.
+
+    CUDA devices come first, then WebGPU adapters, then "cpu". `device(name).describe()` says what
+    a device is; `centella info` says why a kind has none.
+    """
+    names: list[str] = []
+    for kind in ("cuda", "webgpu"):
+        with suppress(Exception):  # drivers and their bindings raise what they like
+            names += [row["open_with"] for row in listed(kind)]
+    return [*names, "cpu"]
+
+
 def default_device() -> Device:
     """The device used when none is named: chosen once, logged with the reason."""
     global _default
@@ -375,4 +389,4 @@ def _watch_process() -> None:
 
 
 def _executors() -> list[Executor]:
-    return [opened.executor for opened in devices()]
+    return [opened.executor for opened in open_devices()]

@@ -27,11 +27,12 @@ from centella.record.recording import Recorded, Recording, innermost
 from centella.record.values import PENDING, Value
 from centella.runtime import prepare
 from centella.runtime.counting import count_work, note_work
-from centella.runtime.in_flight import Border, InFlight, imported_of
+from centella.runtime.in_flight import Border, InFlight, Watched, imported_of
 from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
 from centella.runtime.plans import Plans
 from centella.runtime.prepare import Boundary, Executable, Span
+from centella.runtime.suspects import Suspects
 from centella.runtime.workspace import Workspace
 
 
@@ -46,6 +47,7 @@ class Executor:
         last_plan: what ran last.
         border: what calls of the backend stand in, unless they say themselves what is lost.
         in_flight: submissions that are not known to be done.
+        suspects: its values that a stopped loop may have left wrong.
         lost: it was lost or closed.
         device: what values in its memory say they are on.
         state_events: how often a State of its values was read or changed by other than replays.
@@ -67,7 +69,8 @@ class Executor:
         self.lock: threading.RLock = threading.RLock()
         self.plans: Plans = Plans(backend)
         self.border: Border = Border(self.lose)
-        self.in_flight: InFlight = InFlight(self.lose, self.let_go)
+        self.suspects: Suspects = Suspects(self.lock)
+        self.in_flight: InFlight = InFlight(self.lose, self.let_go, self.suspects)
         self.lost: bool = False
         self.barred: bool = False
         self._ending: bool = False
@@ -175,6 +178,7 @@ class Executor:
             upload.value.ready(arena, offset)
         if executable.plan is not None:
             boundary.settle(work.slots, executable.plan)
+            self.suspects.note(work, ticket.serial, boundary.results.values())
             recording.last_plan = self.last_plan = executable.plan
         recording.scopes.clear()
         return ticket
@@ -205,6 +209,7 @@ class Executor:
         slots += prepare.allocate(planned.plan, taken, self.pool, temporaries)
         work.launches = prepare.launches_of(planned, boundary.offsets, slots, taken, caps)
         work.loads, work.total = planned.loads, planned.total
+        work.reports = planned.reports
         if temporaries is None and work.launches is planned.launches:
             work.again = planned.again
         return Executable(packed, call_sites, work, planned.plan)
@@ -213,7 +218,7 @@ class Executor:
         self, executable: Executable, work: Submission, meant: Sequence[tuple[int, int]],
         undo: Callable[[], None], lose: Callable[[str], None], begin: int, *, peek: bool = False,
         imported: tuple[Buffer, ...] | None = None,
-    ) -> Ticket:  # fmt: skip
+    ) -> Watched:  # fmt: skip
         """Hand work to the backend, and count it.
 
         Args:
@@ -251,11 +256,11 @@ class Executor:
             raise
         if imported is None:
             imported = imported_of(work.slots)
-        ticket = self.in_flight.watch(ticket, meant, imported)
+        watched = self.in_flight.watch(ticket, meant, imported)
         if begin:
-            note_work(self.backend, work, ticket, begin, executable, peek=peek)
+            note_work(self.backend, work, watched, begin, executable, peek=peek)
         count_work(work, peek=peek)
-        return ticket
+        return watched
 
     def write_uploads(self, taken: Recorded) -> None:
         """Write what a recording would upload now, each in memory of its own.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import count as counter
 
 from centella.backends.base import Array, Buffer, DoneTicket, Ticket, Times
-from centella.errors import DeviceError, DeviceLostError
+from centella.errors import DeviceError, DeviceLostError, LimitError
+from centella.runtime.suspects import Suspects
 
 
 class Border:
@@ -40,14 +41,18 @@ class InFlight:
     Args:
         lose: called with the reason when the device turns out to be lost.
         landed: called without the device's lock when somebody has waited for one.
+        suspects: is told what read-backs say of stopped loops.
 
     Attributes:
         finished: the last that is known to be done, by number.
     """
 
-    def __init__(self, lose: Callable[[str], None], landed: Callable[[], None]) -> None:
+    def __init__(
+        self, lose: Callable[[str], None], landed: Callable[[], None], suspects: Suspects
+    ) -> None:
         self.lose: Callable[[str], None] = lose
         self.landed: Callable[[], None] = landed
+        self.suspects: Suspects = suspects
         self.finished: int = 0
         self._serials = counter(1)
         self._holding: deque[Watched] = deque()
@@ -121,9 +126,21 @@ class Watched:
         self._submissions.landed()
 
     def data(self, index: int) -> Array:
-        """The bytes asked for as read-back `index`; a copy that the caller owns."""
+        """The bytes asked for as read-back `index`; a copy that the caller owns.
+
+        Raises:
+            LimitError: the driver has stopped a loop before; what it may have left wrong is refused
+                from then on.
+        """
         first, nbytes = self._meant[index]
-        return self._ticket.data(index)[first : first + nbytes]
+        suspects = self._submissions.suspects
+        try:
+            whole = self._ticket.data(index)
+        except LimitError as error:
+            suspects.refuse(error)
+            raise
+        suspects.passed(self.serial)
+        return whole[first : first + nbytes]
 
     def times(self) -> Times | None:
         """Begin and end of each launch in ns; waits."""

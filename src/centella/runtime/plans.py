@@ -33,6 +33,7 @@ class Planned(Struct, eq=False):
         compiled: how many of the launches run a program that a driver compiled.
         narrowed: some are a user's kernels, with windows.
         loads, total: what each launch asks of the device, and all of them.
+        reports: a program of its launches counts the loops that the driver stopped.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class Planned(Struct, eq=False):
     generation: int = 0
     loads: Sequence[Load] = ()
     total: Load = Load()
+    reports: bool = False
 
 
 def loads_of(planned: Plan) -> list[Load]:
@@ -95,6 +97,8 @@ class Plans:
         planned.total = Load(
             sum(x.flops for x in planned.loads), sum(x.nbytes for x in planned.loads)
         )
+        programs = [launch.program for launch in built.launches]
+        planned.reports = any(isinstance(p, Program) and p.reports for p in programs)
         if len(self._planned) > PLANS:
             self._planned.popitem(last=False)
         return planned

@@ -8,6 +8,7 @@ replays of the device share.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 from weakref import ref
 
@@ -258,6 +259,8 @@ class Replay:
                 raise
             self._runs.ran(site)
             values = [self._output(result, site) for result in self._results]
+            states = (t.cell.current for t in self._touched if t.changed)
+            executor.suspects.note(work, ticket.serial, chain(values, states))
         return ticket, values
 
     def _settle(self) -> None:

@@ -119,6 +119,8 @@ class Batch(Struct, frozen=True, eq=False):
         Args:
             room: tokens that there may be end to end.
         """
+        if len(self.rows) == 1:
+            return False
         lengths = self.tokens.lengths[self.rows]
         tokens = capacity(int(lengths.sum()))
         padded = self.rounded_rows(batch_size) * self.columns(most)
@@ -178,6 +180,9 @@ def batches_of(
     count = 0
     for number, tokens in enumerate(ahead(parts, threads), 1):
         waiting.append((tokens, np.arange(count, count + len(tokens))))
+        if len(parts) == 1:
+            count = len(tokens)
+            break
         rest = Tokens.joined([each for each, _ in waiting])
         texts = np.concatenate([numbers for _, numbers in waiting])
         waiting = [(rest, texts)]

@@ -27,7 +27,7 @@ from centella.tasks.check_texts import checked_texts
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tasks.pairs import Pairs, Typed
 from centella.tasks.tokens import Tokens
-from centella.tensors.arguments import flag, one_of, refuse_names, whole
+from centella.tensors.arguments import check_called, flag, one_of, refuse_names, whole
 from centella.tensors.hints import Hinted
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
@@ -77,6 +77,7 @@ class _Runner(Hinted):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's logits: `classifier(ids, lengths)`."""
+        check_called(type(self).__name__, args, "model.classify(texts) labels texts")
         return self.model(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.replicas import Outputs, Replicas
 from centella.tasks.tokens import Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
-from centella.tensors.arguments import flag, one_of, refuse_names, whole
+from centella.tensors.arguments import check_called, flag, one_of, refuse_names, whole
 from centella.tensors.hints import Hinted
 from centella.tensors.tensor import Tensor
 
@@ -85,6 +85,7 @@ class Embedder(Hinted):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The model's token states: `embedder(ids, lengths)`."""
+        check_called("Embedder", args, "model.encode(texts) embeds texts")
         return self.model(*args, **kwargs)
 
     @property
@@ -256,7 +257,9 @@ class Embedder(Hinted):
             return tokens
 
         parts = [partial(tokenized, part) for part in portions(len(read))]
-        threads = threads_ahead(where.model.device for where in (self, *self.replicas))
+        threads = 1
+        if len(parts) > 1:
+            threads = threads_ahead(where.model.device for where in (self, *self.replicas))
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             size = rows_of(batch.columns(most, exact), room) if room else batch_size

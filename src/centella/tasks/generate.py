@@ -21,7 +21,8 @@ from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import Array, Ids
 from centella.tasks.sessions import Sessions
 from centella.tasks.stream import Stream
-from centella.tensors.arguments import whole
+from centella.tensors.arguments import check_called, whole
+from centella.tensors.hints import OF_MODEL, Hinted
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
 
@@ -47,13 +48,15 @@ class Options(SamplingArgs, total=False):
     cache: CacheBy
 
 
-class Generator:
+class Generator(Hinted):
     """A language model that continues prompts; `ct.load` returns it.
 
     Attributes:
         model: the decoder. `model(ids)` returns logits, and so does calling the Generator.
         config: which tokens end a text.
     """
+
+    _hints = OF_MODEL
 
     def __init__(
         self, model: LlamaModel, tokenizer: Tokenizer | Path, config: GeneratorConfig,
@@ -81,6 +84,7 @@ class Generator:
 
     def __call__(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Logits f32 [batch, tokens, vocab] of ids [batch, tokens] i32."""
+        check_called("Generator", [ids], "model.generate(text) continues a text")
         return self.model(ids, *args, **kwargs)
 
     @property
@@ -220,7 +224,6 @@ class Generator:
         Raises:
             As `generate`, here, at the call.
         """
-        _refuse_n("stream", sampling)
         several, rows = self._prompts.rows("stream", prompt, self.config.begin_id)
         if several:
             raise ShapeError(
@@ -256,7 +259,6 @@ class Generator:
             WeightsError: the model's folder has no chat template, or it fails.
             DTypeError: messages of another type.
         """
-        _refuse_n("chat", sampling)
         ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
@@ -371,8 +373,3 @@ class Generator:
             self._sessions.keep(session)
             raise
         self._sessions.keep(session)
-
-
-def _refuse_n(op: str, arguments: SamplingArgs) -> None:
-    if "n" in arguments:
-        raise TypeError(f"{op}: unexpected argument 'n'; generate gives several continuations")

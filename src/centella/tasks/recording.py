@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from msgspec import Struct
 from centella.audio.mel import HOP, RATE, Array
 from centella.audio.regions import Region, SpeechDetector
 from centella.audio.stream import AudioStream
+
+BLOCK = 8  # seconds: the detector takes half as long for them as a second at a time
 
 
 class Window(Struct, frozen=True, eq=False):
@@ -28,6 +31,8 @@ class Window(Struct, frozen=True, eq=False):
 class Recording:
     """Samples of a stream from some position on; what lies before it is forgotten.
 
+    A file is read in blocks of `BLOCK` seconds, what is live a second at a time.
+
     Args:
         frames: of a window, 10 ms each.
         regions: (start, end) of speech in seconds, in order; None: all of it, or what is detected.
@@ -43,8 +48,10 @@ class Recording:
         self.everything: bool = regions is None and detector is None
         self._detector = None if regions is not None else detector
         self._regions: list[Region] = list(regions or ())
-        self._first = 0  # sample that the kept ones begin with
-        self._kept = np.empty(0, np.float32)
+        self._first = self._end = 0  # of the kept samples
+        self._kept: deque[Array] = deque()
+        self._block = RATE * (1 if stream.live else BLOCK)
+        self._rows = np.zeros((0, 0), np.float32)
         self._ended = False
 
     @property
@@ -63,20 +70,32 @@ class Recording:
     def window(self, start: int, frames: int | None = None) -> Window | None:
         """The window that begins at a frame, not before that of the last call; None at the end."""
         first, count = start * HOP, (frames or self.frames) * HOP
-        while self._first + self._kept.size < first + count and self._more():
+        while self._end < first + count and self._more():
             self._forget(first)
         self._forget(first)
-        samples = self._kept[:count] if self._first == first else self._kept[:0]
-        if not samples.size:
+        begin = self._first
+        parts: list[Array] = []
+        for piece in self._kept:
+            some = piece[max(first - begin, 0) : max(first + count - begin, 0)]
+            parts += [some] * bool(some.size)
+            begin += piece.size
+        if not parts:
             return None
+        samples = np.concatenate(parts)
         return Window(start, max(samples.size // HOP, 1), samples)
 
     def rows(self, windows: Sequence[Window], batch: int) -> Array:
-        """Samples of windows f32 [batch, n], with zeros behind them and in rows without one."""
-        rows = np.zeros((batch, self.frames * HOP), np.float32)
-        for row, window in zip(rows, windows, strict=False):
-            row[: window.samples.size] = window.samples
-        return rows
+        """Samples of windows f32 [batch, n], with zeros behind them and in rows without one.
+
+        Valid until the next call.
+        """
+        if len(self._rows) != batch:
+            self._rows = np.zeros((batch, self.frames * HOP), np.float32)
+        for row, window in zip(self._rows, windows, strict=False):
+            size = window.samples.size
+            row[:size], row[size:] = window.samples, 0.0
+        self._rows[len(windows) :] = 0.0
+        return self._rows
 
     def parts(self) -> Iterator[Window]:
         """Windows that cover the speech, as few as can be."""
@@ -105,21 +124,22 @@ class Recording:
                 index += 1
 
     def _more(self) -> bool:
-        """Read a second; False at the end."""
+        """Read a block; False at the end."""
         if self._ended:
             return False
-        piece = self.stream.read(RATE)
+        piece = self.stream.read(self._block)
         self._ended = not piece.size
         if self._detector is not None:
             regions = self._detector.finish() if self._ended else self._detector.push(piece)
             self._regions += regions
-        self._kept = np.concatenate([self._kept, piece])
+        self._kept.append(piece)
+        self._end += piece.size
         return True
 
     def _forget(self, first: int) -> None:
-        """Drop samples before one."""
-        gone = min(max(first - self._first, 0), self._kept.size)
-        self._first, self._kept = self._first + gone, self._kept[gone:]
+        """Drop pieces that end before a sample."""
+        while self._kept and self._first + self._kept[0].size <= first:
+            self._first += self._kept.popleft().size
 
 
 def joined(regions: Iterable[Region], longest: float) -> Iterator[Region]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks.argument_hints import OF_GENERATE, unexpected
 from centella.weights.model_files import read_json, show
 
 
@@ -75,14 +76,12 @@ class Sampling(Struct, frozen=True):
 
         Raises:
             ShapeError: a number out of its range.
-            DTypeError: what is no number; TypeError: an unknown name.
+            DTypeError: what is no number; an unknown name.
         """
         unknown = min(set(values) - set(RANGES), default=None)
         if unknown is not None:
-            hint = f"{HINTS[unknown]}; " if unknown in HINTS else ""
-            raise TypeError(
-                f"{op}: unexpected argument {unknown!r}; {hint}sampling takes {', '.join(RANGES)}"
-            )
+            otherwise = f"sampling takes {', '.join(RANGES)}"
+            raise unexpected(op, unknown, OF_GENERATE, otherwise)
         checked = {name: _checked(op, name, value) for name, value in values.items()}
         return replace(self, **checked)
 
@@ -158,16 +157,6 @@ def _checked(op: str, name: str, value: Any) -> float | None:
     return int(number) if whole else number
 
 
-# Arguments of other libraries, and what they are here.
-HINTS: dict[str, str] = {
-    "max_tokens": "expected max_new_tokens=",
-    "max_length": "expected max_new_tokens=, without the prompt's tokens",
-    "num_return_sequences": "expected n=, of generate",
-    "stop_strings": "expected stop=",
-    "top_logprobs": "expected logprobs=",
-    "repeat_penalty": "expected repetition_penalty=",
-    "do_sample": "expected temperature=, 0 for the most likely token",
-}
 # Least and most of each number, and how an error says so.
 RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 1e4, "0 to 10,000"),

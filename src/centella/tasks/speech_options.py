@@ -15,6 +15,7 @@ from msgspec.structs import fields, replace
 from centella.audio.regions import SpeechDetector, VadModel
 from centella.audio.silero import SileroModel
 from centella.errors import DTypeError, ShapeError, WeightsError
+from centella.tasks.argument_hints import OF_TRANSCRIBE, unexpected
 from centella.tasks.languages import CODES
 from centella.tasks.rules import LONGEST, Vocabulary
 from centella.tasks.windows import Thresholds
@@ -124,21 +125,20 @@ class Options(Struct, frozen=True):
 
         Raises:
             ShapeError: a value out of its range, or a language or task that the model has not.
-            DTypeError: a value of another type. TypeError: an unknown name.
+            DTypeError: a value of another type; an unknown name.
             WeightsError, MissingExtraError: as `vad_network`.
         """
         known = {field.name for field in fields(cls)}
         unknown = min(set(values) - known, default=None)
         if unknown is not None:
-            raise TypeError(
-                f"{op}: unexpected argument {unknown!r}; expected {', '.join(sorted(known))}"
-            )
+            otherwise = f"expected {', '.join(sorted(known))}"
+            raise unexpected(op, unknown, OF_TRANSCRIBE, otherwise)
         options = cls()
         for name, value in values.items():
             checked = _CHECKS.get(name, _number)(op, name, value)
             options = replace(options, **{name: checked})
-        one_of(op, "task", options.task, TASKS)
-        one_of(op, "timestamps", options.timestamps, TIMES)
+        for name, names in _NAMED.items():
+            one_of(op, name, getattr(options, name), names)
         options = replace(options, vad_model=vad_network(op, options.vad, options.vad_model))
         if options.task != "transcribe" and options.task not in vocabulary.tasks:
             raise ShapeError(f"{op}: task: expected transcribe, got {options.task}; {_ENGLISH}")
@@ -174,6 +174,7 @@ def vad_network(op: str, vad: str, named: VadModel | None) -> SileroModel | None
     return file if isinstance(file, SileroModel) else SileroModel(file)
 
 
+_NAMED = {"task": TASKS, "timestamps": TIMES, "vad": DETECTORS}
 _ENGLISH = "the model has English alone"
 
 
@@ -195,7 +196,8 @@ def _language(op: str, language: str, vocabulary: Vocabulary) -> str | None:
 
 def _text(op: str, name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise DTypeError(f"{op}: {name}: expected text, got {show(value)}")
+        what = ", ".join(_NAMED[name]) if name in _NAMED else "text"
+        raise DTypeError(f"{op}: {name}: expected {what}, got {show(value)}")
     return value
 
 

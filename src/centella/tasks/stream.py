@@ -9,9 +9,10 @@ from typing import Any, Self
 from centella.host.event_loop import in_thread
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.pieces import Generation, Text
+from centella.tensors.hints import OF_STREAM, Hinted
 
 
-class Stream:
+class Stream(Hinted):
     """A continuation while it is generated: an iterator over pieces of whole characters.
 
     `for piece in stream` computes each piece in the calling thread. In a coroutine, `async for
@@ -21,6 +22,8 @@ class Stream:
     `with` and `async with` close it at the end of the block. Threads may share it, and may close it
     while another one waits for a piece; so may `on_token`.
     """
+
+    _hints = OF_STREAM
 
     def __init__(
         self, pieces: Generator[str], text: Text, prompt_tokens: int, ending: threading.Event

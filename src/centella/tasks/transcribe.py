@@ -14,6 +14,7 @@ from centella.audio.log_mel import log_mel
 from centella.audio.mel import RATE
 from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
+from centella.errors import DTypeError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
 from centella.tasks.batches import expect_tokenizer
@@ -23,6 +24,8 @@ from centella.tasks.speech_options import Options, SpeechConfig, TranscribeArgs
 from centella.tasks.speech_session import LEAST, SpeechSession
 from centella.tasks.text import Tokenizer, read_tokenizer
 from centella.tasks.transcription import Decoding, Progress, Transcription
+from centella.tensors.arguments import check_called
+from centella.tensors.hints import OF_MODEL, Hinted
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ class Transcript(Struct, frozen=True):
     language: str | None
     duration: float
 
+    def __getitem__(self, key: object) -> NoReturn:
+        raise DTypeError(f"Transcript: expected .text, .segments, .words, .language, got [{key!r}]")
+
     @property
     def text(self) -> str:
         """The whole text."""
@@ -56,13 +62,15 @@ class Transcript(Struct, frozen=True):
         return tuple(word for segment in self.segments for word in segment.words)
 
 
-class Transcriber:
+class Transcriber(Hinted):
     """A speech model that writes what it hears; `ct.load` makes it.
 
     Attributes:
         model: Whisper: `model(mel, ids)` gives logits, and so does calling the Transcriber.
         config: its special tokens, and the heads that follow the speech.
     """
+
+    _hints = OF_MODEL
 
     def __init__(
         self, model: WhisperModel, tokenizer: Tokenizer | Path, config: SpeechConfig
@@ -87,11 +95,16 @@ class Transcriber:
             "ct.load where it is needed"
         )
 
-    def __call__(self, mel: Tensor, ids: Tensor) -> Tensor:
+    def __call__(self, mel: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits f32 [batch, tokens, vocab] of mel [batch, mels, frames] and ids [batch, tokens].
 
         Frames are 10 ms, ids i32.
         """
+        check_called("Transcriber", [mel], "model.transcribe(audio) gives the text")
+        if ids is None:
+            raise DTypeError(
+                "Transcriber: expected mel and ids, got mel; model.encode(mel) encodes"
+            )
         return self.model(mel, ids)
 
     def encode(self, mel: Tensor) -> Tensor:

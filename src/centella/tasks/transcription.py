@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Generator as Pieces
+from concurrent.futures import Future
 from contextlib import closing
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from msgspec import Struct
 
+from centella.audio.mel import Array
 from centella.audio.transcript import Segment, Word
 from centella.tasks.align import token_ends, words
 from centella.tasks.beam import Beams
@@ -141,8 +143,11 @@ class _Work:
     def _together(self, decoding: Decoding) -> Iterator[Segment]:
         """Several windows at a time; none knows the text of another."""
         session = decoding.session
-        for group in _groups(self._recording.parts(), session.batch):
+        groups = _groups(self._recording.parts(), session.batch)
+        live, group = self._recording.stream.live, next(groups, None)
+        while group:
             self._listen(session, group)
+            following = None if live else _ahead(groups)  # found while the device encodes
             attempts = self._attempts(decoding, len(group))
             for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
                 if not self._options.thresholds.silent(attempt):
@@ -153,6 +158,7 @@ class _Work:
                     cuts = self._with_text(cuts, window)
                     yield from self._told(session, row, window, attempt, cuts)
                 self._tell(window.start + window.frames)
+            group = following.result() if following else next(groups, None)
 
     def _tell(self, frames: int) -> None:
         if self._progress is not None:
@@ -187,8 +193,7 @@ class _Work:
         wanted = [row < count for row in range(decoding.session.batch)]
         attempts: dict[int, Attempt] = {}
         for temperature in self._options.temperature:
-            decoded = self._decoded(decoding, wanted, temperature)
-            no_speech = decoding.session.heard().no_speech
+            decoded, no_speech = self._decoded(decoding, wanted, temperature)
             for row, (tokens, mean) in decoded.items():
                 text = self._text(tokens)
                 attempts[row] = Attempt(
@@ -202,23 +207,29 @@ class _Work:
 
     def _decoded(
         self, decoding: Decoding, wanted: Sequence[bool], temperature: float
-    ) -> dict[int, tuple[Ids, float]]:
-        """Tokens of each wanted row, without the end, and their mean log-probability."""
+    ) -> tuple[dict[int, tuple[Ids, float]], Array]:
+        """Tokens of each wanted row, without the end, and their mean log-probability.
+
+        And the probability that nobody speaks, [batch].
+        """
         options, (prompt, begin) = self._options, self._prompt()
         most = self._transcriber.model.config.max_target_positions
         steps = min(options.max_new_tokens or most // 2, most - len(prompt))
         timed, session = options.timestamps != "none", decoding.session
         if decoding.beams is not None and temperature == 0.0:
-            return decoding.beams.write(
+            written = decoding.beams.write(
                 prompt, begin, steps, timed=timed, no_repeat=options.no_repeat_ngram, active=wanted
             )
+            return written, session.heard().no_speech
         session.start(
             [prompt] * session.batch, begin, timed=timed, temperature=temperature,
             seed=options.seed, no_repeat=options.no_repeat_ngram, active=wanted,
         )  # fmt: skip
         texts = self._written(session, wanted, steps)
-        sums = session.heard().log_probability
-        return {row: (text, float(sums[row]) / n) for row, (text, n) in texts.items()}
+        heard = session.heard()
+        sums = heard.log_probability
+        means = {row: (text, float(sums[row]) / n) for row, (text, n) in texts.items()}
+        return means, heard.no_speech
 
     def _written(
         self, session: SpeechSession, wanted: Sequence[bool], steps: int
@@ -316,6 +327,16 @@ def _bounds(piece: Cut, window: Window) -> tuple[int, int]:
         min(piece.start * FRAMES_A_STEP, window.frames),
         min(piece.end * FRAMES_A_STEP, window.frames),
     )
+
+
+def _ahead(groups: Iterator[list[Window]]) -> Future[list[Window] | None]:
+    """Take the next group now; what that raises is raised where it is asked for."""
+    taken: Future[list[Window] | None] = Future()
+    try:
+        taken.set_result(next(groups, None))
+    except Exception as error:  # the texts of the group before it come first
+        taken.set_exception(error)
+    return taken
 
 
 def _groups(windows: Iterable[Window], size: int) -> Iterator[list[Window]]:

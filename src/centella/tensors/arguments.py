@@ -6,7 +6,7 @@ Each takes the function's name and the argument's, which begin the error's text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
@@ -27,6 +27,16 @@ def check_tensors(op: str, *operands: Any) -> None:
     for one in operands:
         if not isinstance(one, Tensor):
             raise not_a_tensor(op, one)
+
+
+def check_called(model: str, operands: Sequence[Any], write: str) -> None:
+    """Refuse a call of a model with texts or audio in place of tensors.
+
+    Raises:
+        DTypeError: with what to write.
+    """
+    if operands and not isinstance(operands[0], Tensor):
+        raise DTypeError(f"{model}: expected a Tensor, got {type(operands[0]).__name__}; {write}")
 
 
 def number(op: str, name: str, value: Any) -> int | float:

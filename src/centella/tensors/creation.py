@@ -11,7 +11,7 @@ import numpy as np
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.op.op import get
-from centella.runtime.device import Device, current_device, devices
+from centella.runtime.device import Device, current_device, open_devices
 from centella.runtime.device import device as open_device
 from centella.tensors import dlpack, views
 from centella.tensors.arguments import number
@@ -93,7 +93,7 @@ def _reader(kind: int, index: int, device: str | Device | None) -> Device:
         raise DeviceError(f"from_dlpack: expected memory of the CPU or CUDA, got DLPack's {kind}")
     home = "cpu" if kind == dlpack.CPU else f"cuda:{index}"
     if device is None:
-        there = [] if home == "cpu" else [d for d in devices() if d.name == home]
+        there = [] if home == "cpu" else [d for d in open_devices() if d.name == home]
         return there[0] if there else open_device(home)
     chosen = open_device(device)
     if chosen.name != home:

@@ -7,7 +7,7 @@ Each thing has one name here, so a missing one is answered with it: `ct.tensor` 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from centella.errors import DTypeError
 from centella.lang.ufuncs import REFLECTED, reflected
@@ -47,6 +47,11 @@ OF_MODULE: dict[str, str] = {
     "equal": "ct.eq", "not_equal": "ct.ne", "clamp": "ct.clip", "norm": "ct.sqrt(ct.sum(x * x))",
     "scaled_dot_product_attention": "ct.attention", "no_grad": _GRAPH, "inference_mode": _GRAPH,
     "compile": "ct.jit, or device.compile(fn, *examples)", "cuda": 'ct.device("cuda")',
+    **dict.fromkeys(
+        ("list_devices", "get_devices", "local_devices", "device_count", "is_available"),
+        "ct.devices() has the names that ct.device takes",
+    ),
+    "default_device": "ct.device()", "get_default_device": "ct.device()",
     "Module": "ct.nn.Module", "Linear": "ct.nn.Linear",
     "std": "ct.sqrt(ct.var(x, axis))",
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
@@ -82,24 +87,39 @@ OF_LAYER: dict[str, str] = {
     "register_parameter": "self.weight = nn.parameter(...)",
     "register_buffer": "a Tensor or a State that is an attribute",
 }
+# Of other libraries' models, and of models for another task.
+OF_MODEL: dict[str, str] = {
+    "encode": 'ct.load(..., task="embed") gives a model that embeds',
+    **dict.fromkeys(
+        ("rank", "predict", "classify"), 'ct.load(..., task="classify") gives one of a classifier'
+    ),
+    **dict.fromkeys(
+        ("generate", "chat", "stream"), 'ct.load(..., task="generate") gives a model that generates'
+    ),
+    "transcribe": 'ct.load(..., task="transcribe") gives a model of speech',
+    **dict.fromkeys(
+        ("complete", "create_completion", "create_chat_completion", "generate_stream", "ask"),
+        "model.generate(prompt), model.stream(prompt) and model.chat(messages) of a Generator",
+    ),
+    "tokenize": "model.tokenizer.encode(texts)", "decode": "model.tokenizer.decode(ids)",
+    "device": "model.model.device",
+    **dict.fromkeys(("to", "cuda", "cpu", "half"), "ct.load(..., device=..., dtype=...)"),
+    **dict.fromkeys(("eval", "train", "fit"), _GRAPH),
+}  # fmt: skip
 # Of sentence-transformers' SentenceTransformer and CrossEncoder.
 OF_EMBEDDER: dict[str, str] = {
+    **OF_MODEL,
     **dict.fromkeys(
         ("max_seq_length", "get_max_seq_length"),
         "model.config.max_length; to change it: "
         "model.config = msgspec.structs.replace(model.config, max_length=256)",
     ),
     "truncate_dim": "encode(..., dim=256)",
-    "encode": 'ct.load(..., task="embed") gives a model that embeds',
-    **dict.fromkeys(
-        ("rank", "predict", "classify"), 'ct.load(..., task="classify") gives one of a classifier'
-    ),
     **dict.fromkeys(
         ("get_sentence_embedding_dimension", "get_embedding_dimension", "embedding_dimension"),
         "model.dim",
     ),
     "prompts": "model.config.prompts", "default_prompt_name": "model.config.default_prompt",
-    "tokenize": "model.tokenizer.encode(texts)", "device": "model.model.device",
     "similarity_fn_name": "model.config.similarity",
     "similarity_pairwise": "(a * b).sum(1) of normalised vectors",
     **dict.fromkeys(
@@ -112,9 +132,11 @@ OF_EMBEDDER: dict[str, str] = {
         ("encode_multi_process", "start_multi_process_pool", "stop_multi_process_pool"),
         'ct.load(..., devices="all") has the model on every device',
     ),
-    **dict.fromkeys(("to", "cuda", "cpu", "half"), "ct.load(..., device=..., dtype=...)"),
-    **dict.fromkeys(("eval", "train", "fit"), _GRAPH),
 }  # fmt: skip
+OF_STREAM: dict[str, str] = {
+    **dict.fromkeys(("text", "content"), '"".join(stream); at its end stream.result.text'),
+    **dict.fromkeys(("ids", "tokens", "finish"), "stream.result has .ids and .finish at its end"),
+}
 _REDUCED = {"add": "ct.sum(x)", "maximum": "ct.max(x)", "minimum": "ct.min(x)"}
 _OPERATORS = {**REFLECTED, "matmul": "__rmatmul__"}
 _OF_NUMPY = {"absolute": "abs", "fabs": "abs", "negative": "neg", "power": "pow", "rint": "round"}
@@ -143,16 +165,18 @@ def layer_getattr(layer: Any, name: str) -> Any:
 
 
 class Hinted:
-    """What answers the names of sentence-transformers, also where they are set: with ours."""
+    """What answers the names of other libraries, also where they are set: with ours."""
+
+    _hints: ClassVar[dict[str, str]] = OF_EMBEDDER
 
     if not TYPE_CHECKING:  # which is to say itself what an object has not
 
         def __getattr__(self, name: str) -> Any:
-            raise _missing(f"{type(self).__name__!r} object", self, name, OF_EMBEDDER)
+            raise _missing(f"{type(self).__name__!r} object", self, name, self._hints)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name in OF_EMBEDDER and not hasattr(type(self), name):
-                raise _missing(f"{type(self).__name__!r} object", self, name, OF_EMBEDDER)
+            if name in self._hints and not hasattr(type(self), name):
+                raise _missing(f"{type(self).__name__!r} object", self, name, self._hints)
             object.__setattr__(self, name, value)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from centella.dtypes import DType
 from centella.errors import DeviceError
 from centella.record.values import Value
-from centella.runtime.device import Device, devices
+from centella.runtime.device import Device, open_devices
 from centella.runtime.device import device as open_device
 from centella.runtime.recorder import Seen
 from centella.specs import Spec, dense_strides, strided
@@ -30,7 +30,7 @@ def imported(
     if device is not None:
         asked = [open_device(device)]
     else:
-        asked = [open_device("cpu")] if isinstance(native, np.ndarray) else devices()
+        asked = [open_device("cpu")] if isinstance(native, np.ndarray) else open_devices()
     refusals: list[DeviceError] = []
     for one in asked:
         try:

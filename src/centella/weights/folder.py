@@ -50,6 +50,8 @@ def find_folder(path: str | PathLike[str]) -> Path:
     if isinstance(path, str) and named and absent and kind(folder.parent) != "a folder":
         return _download(path)
     meant = _meant(str(path), named) if absent else ""
+    if there == "a file" and folder.suffix in (".safetensors", ".json"):
+        meant = f"; write its folder, {str(folder.parent)!r}"
     raise WeightsError(
         f"{path or 'load'}: expected a model folder, a .gguf file, a repository (owner/name) or "
         f"'minilm', got {there}{meant}"

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 from msgspec.structs import replace
 
 from centella.check.cases import planes
 from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of, f16
-from centella.op.form import Form
 from centella.ops.matmul import skinny
-from centella.ops.matmul.chain import CHAIN, GIVEN, ChainAttrs, Link
-from centella.ops.matmul.chain_choice import tile_of as resident_tile
 from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.tiled import tile_of
 from centella.ops.matmul.wgmma import WGMMA_TILES
-from centella.specs import Caps, make_spec
+from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (
     (1, 1, 1),
@@ -51,22 +47,12 @@ SKINNY: tuple[tuple[int, int, int], ...] = (
 ON_CORES: tuple[tuple[int, int, int], ...] = ((2, 67, 33), (13, 61, 37), (20, 264, 8))
 
 
-def _chained(case: Case, dtype: str) -> Form[ChainAttrs]:
-    """The call of `linear_chain` that a case makes, of tensors that lie plainly in memory."""
-    inputs = tuple(make_spec(i.shape, dtype_of(i.dtype or dtype), 16) for i in case.inputs)
-    attrs = ChainAttrs(**case.attrs)
-    results = tuple(make_spec(s, d, 16) for s, d in CHAIN.rule(inputs, attrs))
-    return Form(CHAIN, inputs, results, attrs)
-
-
 def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     """Whether a device can run the variant that a case forces."""
     variant = case.attrs.get("variant")
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
     if variant == "skinny_mma":
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
-    if variant == "resident":
-        return resident_tile(_chained(case, dtype), caps) is not None
     if variant == "cluster":
         return caps.clusters
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma"):
@@ -153,40 +139,6 @@ def normed_linear() -> Row:
         cases.append(Case((In((2, 36), layout=x), In((10, 36))), gate))
         cases.append(Case((In((2, 36)), In((10, 36), layout=x)), gate))
     cases.append(Case((In((1, 40), "large"), In((9, 40)), In((40,))), plain))
-    return Row(FLOATS, tuple(cases), sums=True)
-
-
-def linear_chain() -> Row:
-    """Norms, gates, residuals, results between; resident: rows that do not fill threads, and do."""
-
-    def case(widths: tuple[int, ...], *links: Link, dtype: str = "", rows: int = 1,
-             kind: str = "positive", **more: Any) -> Case:  # fmt: skip
-        attrs: dict[str, Any] = {
-            "links": links,
-            "dtype": dtype,
-            "variant": more.pop("variant", "apart"),
-        }
-        residual = [In((rows, n)) for n, link in zip(widths[1:], links, strict=True)
-                    if link.residual == GIVEN]  # fmt: skip
-        operands = [In((rows, widths[0])), *residual[:1]]
-        for k, n, link in zip(widths, widths[1:], links, strict=False):
-            # no two sums near 0
-            operands.append(In((2 * n if link.gate else n, k), kind if link.gate else "normal"))
-            operands += [In((k,), "positive", "f32")] * link.norm + [In((n,))] * link.bias
-        return Case(tuple(operands), attrs, **more)
-
-    layer = (Link(residual=GIVEN, alpha=0.5), Link(norm=True, gate="silu", eps=1e-3),
-             Link(residual=0, kept=True), Link(norm=True, bias=True))  # fmt: skip
-    cases = [case((5, 7), Link()), case((6, 9, 3), Link(norm=True, bias=True), Link(gate="silu"))]
-    cases += [case((16, 24, 40, 24, 9), *layer, rows=rows) for rows in (1, 3)]
-    here: dict[str, Any] = {"dtypes": ("f16", "bf16"), "variant": "resident"}
-    cases += [
-        case((64, 24, 48, 24, 10), *layer, **here),
-        case((8, 2), Link(), **here),
-        case((264, 70), Link(norm=True, bias=True), dtype="f32", **here),
-        case((24, 16, 2048, 16, 4), *layer, dtype="f32", **here),
-        case((2056, 8, 4), Link(kept=True), Link(gate="relu"), **here),
-    ]
     return Row(FLOATS, tuple(cases), sums=True)
 
 

@@ -7,9 +7,8 @@
 Epilogues act on the f32 accumulator and are asked for by name.
 """
 
-from centella.ops.matmul.chain import CHAIN
 from centella.ops.matmul.experts import EXPERTS
 from centella.ops.matmul.normed import NORMED
 from centella.ops.matmul.op import LINEAR, MATMUL
 
-__all__ = ["CHAIN", "EXPERTS", "LINEAR", "MATMUL", "NORMED"]
+__all__ = ["EXPERTS", "LINEAR", "MATMUL", "NORMED"]

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -46,6 +46,10 @@ class UserKernel:
 
     def __repr__(self) -> str:
         return f"<centella.kernel {self.__name__} workgroup={self._kernel.workgroup}>"
+
+    def __getitem__(self, _: object) -> NoReturn:
+        name = self.__name__
+        raise TraceError(f"{name}: expected a call, as in {name}(x, y, threads=x.size), got [...]")
 
     @cached_property
     def _positions(self) -> tuple[str, ...]:
