@@ -24,7 +24,7 @@ from msgspec.structs import replace
 import centella as ct
 from centella.dtypes import DType, bf16, dtype_of, narrow, widen
 from centella.op import op
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.attention import choice
 from centella.ops.attention.mma import LEAST_TILE, MMA, MMA_TILES, MmaTile
 from centella.ops.attention.op import ATTENTION

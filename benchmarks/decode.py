@@ -34,7 +34,7 @@ from measure import Row, alternate, cost, forcing, of_launch, torch_or_none
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.attention import choice
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.problem import AttentionAttrs

@@ -21,7 +21,7 @@ from measure import Call, Row, alternate, forcing, of_launch, summary, torch_or_
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.matmul import choice
 from centella.ops.matmul.op import LINEAR
 from centella.ops.matmul.problem import LinearAttrs, Problem

@@ -20,7 +20,7 @@ from measure import Call, Row, alternate, forcing, named, of_launch, summary, to
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.matmul import choice
 from centella.ops.matmul import product as matmul
 from centella.ops.matmul.mma import MMA, MMA_TILES, MmaTile

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.program import Call
 from centella.op import variant as variants
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.attention import mma, table, wgmma
 from centella.ops.attention.choice import ORDER
 from centella.ops.attention.mma import LEAST_TILE, MMA_TILES

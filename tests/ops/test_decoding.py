@@ -10,7 +10,7 @@ import pytest
 
 from centella.dtypes import DType, dtype_of, f32, i32
 from centella.op import op
-from centella.op.form import Form, named
+from centella.op.op import Form, named
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble_clean, execute, needs_ptxas

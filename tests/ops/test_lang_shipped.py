@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 
 import centella as ct
 from centella.backends.base import Submission
+from centella.check.cases.case import rng_of, tensor_of, values_of
+from centella.check.cases.compare import attrs_of, record
+from centella.check.cases.table import cases_of
 from centella.emit.ptx import emit_ptx
 from centella.emit.wgsl import count_statements, emit_wgsl
 from centella.errors import LimitError, SimulationError
@@ -35,7 +38,7 @@ from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
-from centella.tensors.tensor import apply, apply_all, apply_with
+from centella.tensors.tensor import apply, apply_all, apply_with, fetch
 from tests.support.lang_common import ORDERS, Tensor, assembler, tint, webgpu
 from tests.support.mutations import Mutation, mistakes
 
@@ -184,10 +187,9 @@ def elementwise() -> list[Case]:
 
 # Operation, name, dtypes, and a call with operands of `i`; a call may go on in a line below.
 CALLS = """
-gelu | tanh | f32 f16 | F.gelu(i(3, 70), "tanh")
-gelu | quick | f32 f16 | F.gelu(i(3, 70), "quick")
-copy | turned | f32 f16 | i(5, 7).permute(1, 0).contiguous()
-silu_gate | packed | f32 f16 | F.silu_gate(*F.split(i(3, 80), 40, -1))
+gelu | table | f32 f16 | drawn(i, "gelu")
+copy | table | f32 f16 | drawn(i, "copy")
+silu_gate | table | f32 f16 | drawn(i, "silu_gate")
 maximum | number | f32 f16 | F.maximum(i(3, 70), 0.3)
 mul | column | f32 f16 | F.mul(i(3, 70), i(3, 1))
 add | vector | f32 f16 bf16 | F.add(i(1030), i(1030))
@@ -207,7 +209,7 @@ reshape | rows | f32 f16 i8 | i.ints(6, 5).reshape(5, 6)
 reshape | vector | f32 f16 i8 | i.ints(3, 2, 7).reshape(-1)
 concat | rows | f32 f16 i8 | F.concat([i.ints(2, 5), i.ints(3, 5)])
 concat | columns | f32 f16 i8 | F.concat([i.ints(3, 5), i.ints(3, 6), i.ints(3, 7)], 1)
-fill | rows | f32 f16 i8 | F.full((3, 5), 2, i.dtype, i.device)
+fill | table | f32 f16 i8 | drawn(i, "fill")
 reduce | sum | f32 f16 | F.sum(i(6, 257 * i.chunk), -1)
 reduce | sum sliced | f32 f16 | F.sum(i(6, 300)[:, 1:], -1)
 reduce | sum all | f32 f16 | F.sum(i(50, 77))
@@ -231,9 +233,7 @@ norm | layer bare | f32 f16 | F.layer_norm(i(3, 511))
 norm | rms | f32 f16 | F.rms_norm(i(3, 511), i(511))
 norm | l2 | f32 f16 | F.l2_normalize(i(3, 511))
 norm | sliced | f32 f16 | F.layer_norm(i(3, 131)[:, 1:], i(130), i(130))
-mean_pool | rows | f32 f16 | F.mean_pool(i(3, 6, 40), i.of([4, 6, 0]))
-mean_pool | end to end | f32 f16 | F.mean_pool(i(6, 40), i.of([0, 4, 4, 5]))
-mean_pool | odd | f32 f16 | F.mean_pool(i(3, 5, 7), i.of([4, 5, 2]))
+mean_pool | table | f32 f16 | drawn(i, "mean_pool")
 embedding | rows | f32 f16 | F.embedding(i.of([[3, 0, 5], [9, 2, -1]]), i(9, 40))
 embedding | odd | f32 f16 | F.embedding(i.of([3, 0, 5, 8]), i(9, 7))
 matmul | batched | f32 f16 bf16 | F.matmul(i(2, 33, 35), i(2, 35, 36))
@@ -293,7 +293,7 @@ attention | split of causal | f32 | attend(i, 4, 2, 2, 128, 128, variant="split"
 attention | split, all | f32 f16 | attend(i, 8, 2, 2, 130, 13, variant="split",
     starts=i.of([125, 60]), lengths=i.of([126, 140]), mask=i(2, 1, 2, 130),
     key_mask=i.of(np.arange(260).reshape(2, 130) % 3 > 0, "bool"))
-arange | down | f32 f16 i32 u32 u8 | F.arange(90, 3, -2, i.dtype, i.device)
+arange | table | f32 f16 i32 u32 u8 | drawn(i, "arange")
 gather | rows | f32 f16 i8 | F.gather(i.ints(9, 80, low=0), i.of([[3, 0, 5], [8, 9, -1]]))
 gather | odd | f32 f16 i8 | F.gather(i.ints(9, 7, low=0), i.of([3, 0, 5, 8]))
 gather | middle | f32 f16 i8 | F.gather(i.ints(2, 9, 16, low=0), i.of([8, 0, 5]), 1)
@@ -302,40 +302,21 @@ scatter | rows | f32 f16 i8 | F.scatter(i.ints(9, 80, low=0), i.of([3, 8, 3, -1]
     i.ints(4, 80, low=0))
 scatter | odd | f32 f16 i8 | F.scatter(i.ints(9, 7, low=0), i.of([3, 0, 3]), i.ints(3, 7, low=0))
 scatter | elements | f32 f16 i8 | F.scatter(i.ints(33, low=0), i.of(PICKS), i.ints(21, low=0))
-rope | halves | f32 f16 | turned(i, 32, 32)
-rope | halves, first | f32 f16 | turned(i, 32, 32, [3, 20])
-rope | halves, each | f32 f16 | turned(i, 32, 16, EACH)
-rope | halves, odd | f32 f16 | turned(i, 14, 10, [30, 2])
-rope | neighbours | f32 f16 | turned(i, 32, 32, interleaved=True)
-rope | neighbours, each | f32 f16 | turned(i, 32, 16, EACH, interleaved=True)
-rope | neighbours, odd | f32 f16 | turned(i, 13, 10, [30, 2], interleaved=True)
+rope | table | f32 f16 | drawn(i, "rope")
 conv1d | first | f32 f16 | F.conv1d(i(2, 7, 39), i(37, 7, 3), i(37), padding=1, activation="gelu")
 conv1d | last | f32 f16 | F.conv1d(i(2, 39, 16).permute(0, 2, 1), i(37, 16, 3), i(37), stride=2,
     padding=1)
 conv1d | no copy of x | f32 f16 | F.conv1d(i(2, 39, 16).permute(0, 2, 1), i(37, 16, 3), i(37))
-assign | rows | f32 f16 i8 | assigned(i, (5, 80), (5, 80))
-assign | a row | f32 f16 i8 | assigned(i, (5, 7), (7,))
-assign | a column | f32 f16 i8 | assigned(i, (5, 16), (5, 1))
-cache_write | 16 | f32 f16 | written(i, 16, [0, 3])
-cache_write | 16, past the end | f32 f16 | written(i, 16, [2, 5])
-cache_write | 7 | f32 f16 | written(i, 7, [0, 3])
-cache_write | 7, past the end | f32 f16 | written(i, 7, [2, 5])
-cache_write | blocks | f32 f16 | written(i, 16, [[2, 1, 3], [1, 2, 0]])
-rope_cache_write | 16 | f32 f16 | rotated(i, 16, False, False)
-rope_cache_write | blocks | f32 f16 | rotated(i, 16, True, False, [[2, 1, 0], [1, 0, 0]])
-rope_cache_write | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
-rope_cache_write | 7, norm | f32 f16 | rotated(i, 7, True, False)
+assign | table | f32 f16 i8 | drawn(i, "assign")
+cache_write | table | f32 f16 | drawn(i, "cache_write", 8)
+rope_cache_write | table | f32 f16 | drawn(i, "rope_cache_write")
 rope_attend | norm | f32 f16 | attended(i, 128, True)
 rope_attend | blocks | f32 f16 | attended(i, 128, False, [[120, 1, 3], [50, 2, 0]])
-cache_write_i8 | 16 | f32 f16 | written(i, 16, [0, 3], "_i8")
-cache_write_i8 | 16, past the end | f32 f16 | written(i, 16, [2, 5], "_i8")
-cache_write_i8 | 6 | f32 f16 | written(i, 6, [0, 3], "_i8")
-cache_write_i8 | blocks | f32 f16 | written(i, 16, [[2, 1, 3], [1, 2, 0]], "_i8")
-rope_cache_write_i8 | 16 | f32 f16 | rotated(i, 16, False, False, kind="_i8")
-rope_cache_write_i8 | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True, kind="_i8")
-rope_cache_write_i8 | 6, norm | f32 f16 | rotated(i, 6, True, False, kind="_i8")
-cache_step | begin | i32 | stepped(i)
-cache_step | set | i32 | stepped(i, i.ints(70, low=0))
+cache_write_i8 | table | f32 f16 | drawn(i, "cache_write_i8")
+rope_cache_write_i8 | 16 | f32 f16 | rotated(i, 16, False, False)
+rope_cache_write_i8 | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
+rope_cache_write_i8 | 6, norm | f32 f16 | rotated(i, 6, True, False)
+cache_step | table | i32 | drawn(i, "cache_step")
 topk | short | f32 f16 | picked(i(6, 40), 5)
 topk | each thread | f32 f16 i32 | picked(i.peaks(257 * i.chunk + 2, i.chunk), 3)
 topk | each thread, whole | f32 f16 | picked(i.peaks(257 * i.chunk, i.chunk), 3)
@@ -350,8 +331,7 @@ argsort | merged | f32 i32 | F.argsort(i.ints(2, 4100)).astype("f32")
 cumsum | rounds | f32 f16 i8 | F.cumsum(i.ints(2, 2305))
 cumsum | split | f32 i32 | F.cumsum(i.ints(2, 16500, low=0, high=3))
 cumsum | split into many | f32 i32 | split_sums(i.ints(2, 16500, low=0, high=3))
-take_along_axis | last | f32 f16 i8 | F.take_along_axis(i.ints(5, 33), i.of([PICKS] * 5), 1)
-take_along_axis | first | f32 f16 | F.take_along_axis(i(33, 16), i.of([PICKS] * 16).T, 0)
+take_along_axis | table | f32 f16 i8 | drawn(i, "take_along_axis", 8)
 scatter_reduce | rows | f32 f16 i8 | F.scatter(i.ints(33, 5), i.of(PICKS), i.ints(21, 5),
     reduce="add")
 scatter_reduce | set | f32 f16 | F.scatter(i(3, 33), i.of([PICKS] * 3), i(3, 21), axis=1)
@@ -417,7 +397,6 @@ KEYS = np.random.default_rng(3).random((2, 21)) < 0.6
 PICKS = np.append(
     np.random.default_rng(5).integers(0, 33, 19), [-1, -34]
 )  # some equal, one outside
-EACH = [[3, 1, 30, 7, 2], [0, 29, 4, 11, 31]]  # positions
 
 
 def called() -> list[Case]:
@@ -550,59 +529,42 @@ def attend_i8(i: Inputs, lq: int, lk: int, d: int, **more: Any) -> ct.Tensor:
     return F.attention(i(2, 4, lq, d), k, v, scales=scales, **more)
 
 
-def turned(i: Inputs, dim: int, rotary: int, positions: Any = None, **more: Any) -> ct.Tensor:
-    """rope: chunks and words, columns that pass, each kind of positions."""
-    cos, sin = (i.of(t, "f32") for t in ct.rope_tables(dim, 31, rotary_dim=rotary))
-    at = None if positions is None else i.of(positions)
-    return F.rope(i(2, 5, 3, dim).permute(0, 2, 1, 3), cos, sin, at, **more)
+def drawn(i: Inputs, name: str, least: int = 0) -> ct.Tensor:
+    """All elements of all results of an op's cases in `check/cases`, but for sweeps and extremes.
+
+    Args:
+        least: columns of an operand that a case has to have: fewer fill no word, and a shift within
+            it changes nothing.
+    """
+    results: list[ct.Tensor] = []
+    for case in cases_of(name, i.dtype, MINIMUM):
+        specs = case.inputs
+        wide = not specs or max(s.shape[-1] if s.shape else 0 for s in specs) >= least
+        extreme = any(s.values == "extremes" or 0 in s.shape for s in specs)
+        if case.sweep or extreme or not wide:
+            continue
+        values = (values_of(s, i.dtype, rng_of(name, case, n)) for n, s in enumerate(specs))
+        pairs = zip(specs, values, strict=True)
+        tensors = [tensor_of(s, v, i.dtype, i.device) for s, v in pairs]
+        results += record(get(name), tensors, attrs_of(case, i.dtype), i.device)
+    read = [value.ravel() for value in fetch(*results).result()]
+    return i.of(np.concatenate(read).astype(np.float32), "f32")
 
 
-def assigned(i: Inputs, state: tuple[int, ...], x: tuple[int, ...]) -> ct.Tensor:
-    """A State that is assigned to."""
-    made = ct.State(i.ints(*state, low=0))
-    made.assign(i.ints(*x, low=0))
-    return made.value
-
-
-def stored(i: Inputs, shape: tuple[int, ...], kind: str) -> list[ct.State]:
-    """Keys and values of a cache; in i8 numbers and scales."""
-    if not kind:
-        return [ct.State(i(*shape)) for _ in "kv"]
-    planes = [(shape, "i8"), (shape, "i8"), ((*shape[:-1], 2), "f32")]
-    return [ct.State(i.of(np.zeros(s, np.int8), dtype)) for s, dtype in planes]
-
-
-def contents(caches: list[ct.State]) -> ct.Tensor:
-    """What a cache has: in i8 what its numbers and scales stand for."""
-    keys, values, *scales = (c.value for c in caches)
-    if scales:
-        keys, values = (x.astype("f32") * scales[0][..., n : n + 1]
-                        for n, x in enumerate((keys, values)))  # fmt: skip
-    return F.concat([keys, values], 2)
-
-
-def written(i: Inputs, dim: int, starts: list[Any], kind: str = "") -> ct.Tensor:
-    """Keys and values written into caches, or into blocks."""
-    shape = (3, 4, 7, dim) if isinstance(starts[0], list) else (2, 3, 7, dim)
-    caches = stored(i, shape, kind)
-    new = [i(2, 4, 3, dim).permute(0, 2, 1, 3) for _ in "kv"]
-    apply_all(get(f"cache_write{kind}"), (*(c.value for c in caches), *new, i.of(starts)), {})
-    return contents(caches)
-
-
-def rotated(
-    i: Inputs, dim: int, norm: bool, interleaved: bool, starts: Any = (2, 5), kind: str = ""
-) -> ct.Tensor:
-    """q, k and v of a step, rotated, k and v cached."""
-    caches = stored(i, (2, 2, 7, dim), kind)
+def rotated(i: Inputs, dim: int, norm: bool, interleaved: bool) -> ct.Tensor:
+    """q, k and v of a step, rotated, and what the cache of k and v in i8 stands for."""
+    shapes = {"keys": (2, 2, 7, dim), "values": (2, 2, 7, dim), "scales": (2, 2, 7, 2)}
+    caches = [ct.State(i.of(np.zeros(s), "f32" if n == "scales" else "i8"))
+              for n, s in shapes.items()]  # fmt: skip
     x, norms = i(2, 3, 6, dim).permute(0, 2, 1, 3), (i(2, dim),) if norm else ()
     angles = np.arange(9 * (dim // 2), dtype=np.float32).reshape(9, -1)
     tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
-    given = (*(c.value for c in caches), x, *tables, i.of(list(starts)), *norms)
+    given = (*(c.value for c in caches), x, *tables, i.of([2, 5]), *norms)
     attrs = {"interleaved": interleaved, "eps": 1e-6}
-    *_, q = apply_all(get(f"rope_cache_write{kind}"), given, attrs)
-    kept = contents(caches)
-    return F.concat([q.astype(kept.dtype), kept], 2)
+    *_, q = apply_all(get("rope_cache_write_i8"), given, attrs)
+    keys, values, scales = (c.value for c in caches)
+    wide = (x.astype("f32") * scales[..., n : n + 1] for n, x in enumerate((keys, values)))
+    return F.concat([q.astype("f32"), *wide], 2)
 
 
 def stepped_on(i: Inputs, capacity: int, dim: int, starts: list[int]) -> ct.Tensor:
@@ -737,13 +699,6 @@ def split_sums(x: ct.Tensor) -> ct.Tensor:
         y = F.cumsum(x)
         y.numpy()
     return y
-
-
-def stepped(i: Inputs, *lengths: ct.Tensor) -> ct.Tensor:
-    """The positions of a cache's next step."""
-    steps = ct.State(i.ints(2, 70, low=0))
-    apply_all(get("cache_step"), (steps.value, *lengths), {"tokens": 3})
-    return steps.value
 
 
 def compared(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
@@ -987,14 +942,11 @@ Mistakes = list[Mutation]
 
 def tried() -> Iterator[tuple[list[tuple[Case, Launch]], Mistakes, Mistakes]]:
     """For each kernel its launches, all mistakes of a barrier or wait, some of the others."""
-    barriers = 0
     for launches in by_kernel().values():
-        found = list(mistakes(launches[0][1].ir))
-        gone = [m for m in found if m.label.startswith("no ")]
-        moved = [m for m in found if not m.label.startswith("no ")]
-        step = max(1, len(moved) // SHIFTS)
-        yield launches, gone, moved[barriers % step :: step]
-        barriers += len(gone)
+        every = list(mistakes(launches[0][1].ir))
+        gone = [m for m in every if m.label.startswith("no ")]
+        moved = [m for m in every if not m.label.startswith("no ")]
+        yield launches, gone, moved[:: max(1, len(moved) // SHIFTS)]
 
 
 def test_mutants_are_many() -> None:

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.ptx import emit_ptx
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
 from centella.ops.attention.rope_choice import APART, CLUSTER, SPLIT_STEP_MMA, lower
 from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs

@@ -94,7 +94,6 @@ CIRCLES: dict[tuple[str, str], str] = {
 
 # Files that name one another in type hints, beside imports that run, and why.
 TYPED: dict[frozenset[str], str] = {
-    frozenset({"op.form", "op.op"}): "a Form names its Op, and an Op lowers a Form",
     frozenset({"nn.module", "nn.checkpoint", "nn.planes"}): "what loads a Module names it",
     frozenset({"tasks.embed", "tasks.forward", "tasks.embeddings", "tasks.replicas"}): (
         "an Embedder gives its work to these, which ask it for the model and its config"

@@ -13,7 +13,7 @@ from centella.dtypes import DType, narrow, widen
 from centella.emit.program import Call, parameter_words
 from centella.lang import KernelIR
 from centella.op import op
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.specs import Caps, Spec
 from tests.support.lang_common import Tensor
 

@@ -6,6 +6,7 @@ recorded op is then lowered for the target that was asked for, as the planner do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -16,18 +17,17 @@ import typer
 from centella.cli.options import Json
 from centella.cli.output import draw, out, out_json
 from centella.cli.parts import Column, Table
-from centella.dtypes import DType, bool_, f16, f32, i8, i32, u8
+from centella.dtypes import DType, bool_, dtype_of, f16, f32, i8, i32, u8
 from centella.errors import CentellaError
 from centella.op.op import get
 from centella.ops.elementwise import TABLE, Expression
-from centella.ops.steps import step_of
 from centella.record.recording import Recording
 from centella.runtime.device import device as open_device
 from centella.specs import Caps
 from centella.tensors import functional as f
 from centella.tensors.creation import empty
 from centella.tensors.state import State
-from centella.tensors.tensor import Tensor, apply, apply_all, apply_with
+from centella.tensors.tensor import Tensor, apply
 
 Make = Callable[..., Any]
 
@@ -75,22 +75,9 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     Public operations come first, then `VARIANTS`. The call gets `t(*shape, dtype=f32)`, which makes
     a tensor.
     """
-    states: list[State] = []  # each lives until its sample is recorded
-
-    def state(t: Make, *shape: int, dtype: Any = f32) -> Tensor:
-        states.append(State.empty(shape, dtype, t(1).device))
-        return states[-1].value
-
-    def pair(t: Make) -> tuple[Tensor, Tensor]:
-        return state(t, 1, 8, 4096, 128), state(t, 1, 8, 4096, 128)
-
-    def in_i8(t: Make) -> tuple[Tensor, ...]:
-        rows = (state(t, 1, 8, 4096, 128, dtype=i8) for _ in "kv")
-        return (*rows, state(t, 1, 8, 4096, 2))
-
-    chain = (step_of("mul", (0, 1), "f32"), step_of("swish", (2,), "f32"))
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
     calls: dict[str, Callable[[Make], Any]] = {
+        **{n: partial(_case, n) for n in VARIANTS},
         **{n: _of(getattr(f, n), f32) for n in rows},
         **{e.name: partial(_expression, e) for e in TABLE},
         "layer_norm": lambda t: f.layer_norm(t(64, 384), t(384), t(384)),
@@ -124,68 +111,10 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "scatter": lambda t: f.scatter(t(1000, 384), t(16, dtype=i32), t(16, 384)),
         "rope": lambda t: f.rope(t(1, 16, 128, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
         "conv1d": lambda t: f.conv1d(t(1, 80, 3000), t(384, 80, 3), t(384), padding=1),
-        "assign": lambda t: apply("assign", state(t, 64, 384), t(384)),
-        "cache_attend": lambda t: apply_all(
-            get("cache_attend"),
-            (state(t, 1, 20, 448, 64), state(t, 1, 20, 448, 64),
-             *(t(1, 20, 1, 64) for _ in range(3)), t(1, dtype=i32)), {"scale": 0.125},
-        ),
-        "cache_write": lambda t: apply_all(
-            get("cache_write"), (*pair(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {}
-        ),
-        "cache_write_i8": lambda t: apply_all(
-            get("cache_write_i8"),
-            (*in_i8(t), t(1, 8, 1, 128), t(1, 8, 1, 128), t(1, dtype=i32)), {},
-        ),
-        "normed_linear": lambda t: apply_with(
-            "normed_linear", (t(1, 1024), t(6144, 1024, dtype=f16)), "extras", {"norm": t(1024)},
-            {"gate": "silu", "eps": 1e-6, "alpha": 1.0, "dtype": ""},
-        ),
         "topk": lambda t: f.topk(t(64, 128), 8),
         "argsort": lambda t: f.argsort(t(64, 5000)),
         "cumsum": lambda t: f.cumsum(t(64, 384)),
         "take_along_axis": lambda t: f.take_along_axis(t(64, 384), t(64, 16, dtype=i32)),
-        "scatter_reduce": lambda t: f.scatter(
-            t(1000, 384), t(16, dtype=i32), t(16, 384), reduce="add"
-        ),
-        "expert_linear": lambda t: apply_with(
-            "expert_linear", (t(1, 2048), t(128, 768, 2048), t(1, 8, dtype=i32)), "extras",
-            {"up": t(128, 768, 2048)}, {"gate": "silu"},
-        ),
-        "sample": lambda t: apply_all(
-            get("sample"),
-            (state(t, 1, 4096, dtype=i32), state(t, 1, dtype=i32), t(1, 4096), t(1, 7),
-             t(1, dtype=i32)), {},
-        ),
-        "speech_scores": lambda t: apply_all(
-            get("speech_scores"), (t(5, 51_866), t(51_866, dtype=i32), t(5, 6, dtype=i32)),
-            {"end": 50_257, "zero": 50_365, "no_timestamps": 50_364, "latest": 50_415,
-             "timed": True, "random": False},
-        ),
-        "speech_token": lambda t: apply_all(
-            get("speech_token"),
-            (state(t, 1, 6, dtype=i32), state(t, 1, 2), state(t, 1, 1, dtype=i32), t(1, 51_866),
-             t(51_866, dtype=i32)),
-            {"end": 50_257, "zero": 50_365, "no_timestamps": 50_364, "latest": 50_415,
-             "timed": True, "random": False},
-        ),
-        "rope_cache_write": lambda t: apply_all(
-            get("rope_cache_write"),
-            (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
-            {"interleaved": False, "eps": 1e-6},
-        ),
-        "rope_attend": lambda t: apply_all(
-            get("rope_attend"),
-            (*pair(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
-            {"interleaved": False, "eps": 1e-6, "scale": 128**-0.5},
-        ),
-        "rope_cache_write_i8": lambda t: apply_all(
-            get("rope_cache_write_i8"),
-            (*in_i8(t), t(1, 48, 1, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
-            {"interleaved": False, "eps": 1e-6},
-        ),
-        "cache_step": lambda t: apply("cache_step", state(t, 2, 1, dtype=i32), tokens=1),
-        "fused": lambda t: apply("fused", t(64, 384), t(384), steps=chain),
     }  # fmt: skip
     public = [n for n in sorted(calls) if n not in VARIANTS]
     docs = {n: (getattr(f, n, None) or getattr(Tensor, n)).__doc__ or "" for n in public}
@@ -203,6 +132,21 @@ def _expression(expression: Expression, t: Make) -> Any:
     dtype = {"float": f32, "int": i32, "bool": bool_}[expression.kinds[0]]
     operands = [t(64, 384, dtype=dtype) for _ in expression.operands]
     return apply(expression.name, *operands, **expression.example)
+
+
+def _case(name: str, t: Make) -> Any:
+    """Its largest case that the simulator takes; the device chooses the kernel."""
+    from centella.check.cases.compare import record
+    from centella.check.cases.table import TABLE as ROWS
+
+    dtypes = ROWS[name].dtypes
+    dtype = "f32" if "f32" in dtypes else dtypes[0]
+    cases = [c for c in ROWS[name].cases if c.small and (not c.dtypes or dtype in c.dtypes)]
+    case = max(cases, key=lambda case: sum(math.prod(i.shape) for i in case.inputs))
+    device = t(1).device
+    states = [State.empty(i.shape, dtype_of(i.dtype or dtype), device) for i in case.inputs]
+    attrs = {n: v for n, v in case.attrs.items() if n != "variant"}
+    return record(get(name), [state.value for state in states], attrs, device)
 
 
 def recorded(call: Callable[[Make], Any]) -> list[Any]:

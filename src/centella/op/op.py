@@ -1,4 +1,4 @@
-"""What an op is: a shape rule, a NumPy formula, kernels and a choice among them.
+"""An op (a shape rule, a NumPy formula, kernels, a choice among them), and what it is asked to do.
 
 An op knows no backend and no Tensor. Everything else about it (recording, planning, running,
 testing) is generic over this class.
@@ -7,21 +7,23 @@ testing) is generic over this class.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from centella.dtypes import Array, DType, narrow, widen
 from centella.emit.program import Call, HostProgram, Ref
-from centella.op.axes import Axes
-from centella.op.form import Form, named
+from centella.op.axes import Axes, Part
 from centella.specs import Caps, Shape, Spec
 
 Out = tuple[Shape, DType]
 A = TypeVar("A", bound=Struct)
+A_co = TypeVar("A_co", bound=Struct, covariant=True)
+WHOLE: Mapping[str, Part] = MappingProxyType({})
 
 
 class Lowered(Struct, frozen=True):
@@ -51,6 +53,55 @@ class Lowered(Struct, frozen=True):
 
         calls = (replace(c, tensors=tuple(map(moved, c.tensors))) for c in self.calls)
         return Lowered(tuple(calls), self.temporaries)
+
+
+def loaded(where: str) -> Any:
+    """What a module has, by "module:name"; the module is imported with the first such call."""
+    module, name = where.split(":")
+    return getattr(import_module(module), name)
+
+
+def named(attrs: Struct) -> dict[str, Any]:
+    """The attributes that are given, as keyword arguments of a formula."""
+    return {n: v for n, v in asdict(attrs).items() if v is not None}
+
+
+class Form(Struct, Generic[A_co], frozen=True, eq=False):
+    """What an op is asked to do; a device has one Form for equal requests.
+
+    Attributes:
+        inputs: how each operand is seen.
+        outputs: how each result will lie in memory; `nbytes` of them all.
+        attrs: its attributes, as `Op.attrs` declares them.
+        copies: operands whose layout the op does not take.
+        parts: of each letter that it is told, where this part of the op lies.
+    """
+
+    op: Op[Any]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    attrs: A_co
+    nbytes: int = 0
+    copies: tuple[int, ...] = ()
+    parts: Mapping[str, Part] = WHOLE
+
+    def lower(self, caps: Caps) -> Lowered:
+        """The launches on a device."""
+        where = self.op.lowering
+        lowering: Lower[Any] = loaded(where) if isinstance(where, str) else where
+        return lowering(self, caps)
+
+    def within_binding(self, caps: Caps) -> bool:
+        """Whether a launch may see all of each operand and result at once."""
+        return all(s.storage_bytes <= caps.safe_binding for s in (*self.inputs, *self.outputs))
+
+    def part(self, letter: str, extent: int) -> Part:
+        """The part of a letter that is asked for.
+
+        Args:
+            extent: of the letter as the op sees it, which is the whole where nothing is divided.
+        """
+        return self.parts.get(letter, Part(0, extent, extent))
 
 
 Lower = Callable[[Form[A], Caps], Lowered]

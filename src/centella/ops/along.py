@@ -27,8 +27,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out
 from centella.ops.elements import (
     Number,
     element_call,

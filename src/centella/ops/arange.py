@@ -13,8 +13,7 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError
 from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.elements import as_f32
 from centella.ops.elementwise import check_numbers
 from centella.ops.kernel_params import signature

@@ -9,8 +9,7 @@ from centella.dtypes import Array
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import broadcasting
-from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.kernel_params import signature
 from centella.specs import Caps, Spec

@@ -22,8 +22,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out, unit_rows
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out, unit_rows
 from centella.ops import cache, rope_cache
 from centella.ops.cache import cache_scalars, place_in
 from centella.ops.elements import offset_of

@@ -15,8 +15,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, Along, Axes, dims
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.elements import index_of, numbered, offset_of
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat

@@ -21,8 +21,7 @@ from centella.dtypes import DType, bool_
 from centella.emit.program import Call
 from centella.errors import DTypeError
 from centella.op.axes import broadcasting
-from centella.op.form import Form, named
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out, named
 from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
 from centella.ops.host import on_blocks
 from centella.ops.layout import broadcast

@@ -14,8 +14,7 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.quant.dequantize import plane_axes

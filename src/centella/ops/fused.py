@@ -19,8 +19,7 @@ from centella.errors import LimitError
 from centella.host.call_list import Symbol
 from centella.op.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
 from centella.op.axes import along_rows as by_rows
-from centella.op.form import Form, named
-from centella.op.op import Lowered, Op, Out, get
+from centella.op.op import Form, Lowered, Op, Out, get, named
 from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain

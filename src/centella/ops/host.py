@@ -12,7 +12,7 @@ from centella.dtypes import bool_, f32
 from centella.emit.program import HostProgram
 from centella.host.blockwise import Array, Index, blocks_of, share, threads_for
 from centella.host.call_list import CallList, Run, Symbol
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.layout import broadcast_strides, merge
 from centella.ops.operands import SYMBOLS
 from centella.specs import Spec

@@ -18,8 +18,7 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
 from centella.lang.values import Expr
 from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.elements import element_call, element_kernel, index_of, numbered, offset_of
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat

@@ -23,8 +23,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Operand
 from centella.op.axes import along_rows
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.elements import load_elements
 from centella.ops.host import on_blocks
 from centella.ops.kernel_params import signature

@@ -16,8 +16,7 @@ from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out
 from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import chunked, load, place_of, rows_call, width_of

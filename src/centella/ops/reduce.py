@@ -24,8 +24,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr
 from centella.op.axes import LETTERS, Axes, Fold, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out
 from centella.ops.elements import load_elements
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of, takes_rows

@@ -22,8 +22,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import WHOLE, Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat

@@ -16,8 +16,7 @@ from msgspec import Struct
 from centella.dtypes import Array
 from centella.emit.program import HostProgram
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Op, Out, unit_rows
+from centella.op.op import Form, Op, Out, unit_rows
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.op import reference as attended
 from centella.ops.attention.problem import AttentionAttrs

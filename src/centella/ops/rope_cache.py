@@ -24,8 +24,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out, unit_rows
+from centella.op.op import Form, Lowered, Op, Out, unit_rows
 from centella.ops.cache import cache_scalars, cache_shape, place_in, whole_rows, write_reference
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import signature

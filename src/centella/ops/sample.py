@@ -30,8 +30,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, NoAttrs, Op, Out
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out
 from centella.ops.kernel_params import signature
 from centella.ops.rows import chunked
 from centella.specs import Caps, Spec

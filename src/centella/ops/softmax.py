@@ -22,8 +22,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import along_rows
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.attention.weights import LOG2E, power, whole_power
 from centella.ops.host import on_blocks
 from centella.ops.kernel_params import signature

@@ -31,8 +31,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.kernel_params import signature
 from centella.ops.rows import THREADS, WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.sample import traced_noise

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array
 from centella.emit.program import HostProgram
-from centella.op.form import Form, named
+from centella.op.op import Form, named
 from centella.ops.sample import noise
 
 NEVER = -3.0e38  # the logit of a token that may not come

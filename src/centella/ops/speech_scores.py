@@ -19,8 +19,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.kernel_params import signature
 from centella.ops.rows import chunked, load, place_of, rows_call, width_of
 from centella.ops.speech import Rules, surveyed, takes, times_are_likelier

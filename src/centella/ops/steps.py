@@ -19,8 +19,7 @@ from centella.dtypes import DType, dtype_of
 from centella.emit.program import Kernel
 from centella.lang.kernel_params import Signature, TensorParam
 from centella.lang.memory import Argument
-from centella.op.form import Form
-from centella.op.op import get
+from centella.op.op import Form, get
 from centella.ops.elements import (
     A,
     Number,

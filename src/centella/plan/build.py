@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from centella.backends.base import Launch
 from centella.emit.program import Call, parameter_words
 from centella.errors import CentellaError, LimitError
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import Fused, fuse

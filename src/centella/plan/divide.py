@@ -19,8 +19,7 @@ from centella.dtypes import dtype_of
 from centella.emit.program import Call, Ref
 from centella.errors import LimitError
 from centella.op.axes import Along, Axes, Dims, Fold, Part
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.fused import FUSED
 from centella.ops.steps import FusedAttrs, step_of
 from centella.specs import Caps, Spec, make_spec

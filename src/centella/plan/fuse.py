@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops import norm, reduce
 from centella.ops.fused import ALONG_ROWS, FUSED
 from centella.ops.steps import ChainStep, FusedAttrs, numbers_of, weight

@@ -7,8 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from centella.op.form import Form
-from centella.op.op import Op
+from centella.op.op import Form, Op
 from centella.record.values import Origin
 
 

@@ -15,8 +15,7 @@ from centella.errors import CentellaError, DeviceError, OutOfMemoryError, Transf
 from centella.host.interrupts import guard, uninterrupted
 from centella.ledger.call_sites import Site, blame
 from centella.ledger.counts import Ledger, began
-from centella.op.form import Form
-from centella.op.op import Op
+from centella.op.op import Form, Op
 from centella.record.values import FAILED, OUTSIDE, Cell, Origin, Value
 from centella.specs import Spec
 

@@ -13,8 +13,7 @@ from centella.errors import ContractError, DeviceError, DTypeError, LimitError, 
 from centella.host.interrupts import guard, uninterrupted, waiting
 from centella.ledger.call_sites import call_site
 from centella.ledger.counts import Ledger, open_scopes, permit
-from centella.op.form import Form
-from centella.op.op import Op, get
+from centella.op.op import Form, Op, get
 from centella.plan.divide import division
 from centella.plan.plan import EMPTY, Plan
 from centella.record.recording import Operand, Recorded, Recording, innermost

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from centella.errors import LimitError
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.op.variant import choose
 from centella.ops.attention.cluster_mma import CLUSTER_MMA
 from centella.ops.attention.mma import MMA

@@ -21,8 +21,7 @@ from centella.emit.program import Kernel, Ref
 from centella.lang.memory import Argument
 from centella.lang.ptx.clusters import MOST_GROUPS
 from centella.lang.values import Expr, Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.masks import Scoring, product_scale, share_of, sink_of
 from centella.ops.attention.parts import Parts, Work
 from centella.ops.attention.problem import (

@@ -11,7 +11,7 @@ from centella.dtypes import f32
 from centella.emit.program import HostProgram
 from centella.host.blas import around, taken_over
 from centella.host.blockwise import SHARED, Array, scratch, share, threads_for
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.attention.masks import Scoring
 from centella.ops.attention.problem import AttentionAttrs
 

@@ -30,8 +30,7 @@ from centella.dtypes import bf16, f32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
 from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, share_of, sink_of

@@ -10,8 +10,7 @@ import numpy as np
 from centella.dtypes import Array, bool_, f32, i8, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Along, Axes, Dims
-from centella.op.form import Form
-from centella.op.op import Op, Out
+from centella.op.op import Form, Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.lines import BLOCK
 from centella.ops.attention.masks import LOWEST

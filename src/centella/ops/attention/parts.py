@@ -23,8 +23,7 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Constants, Kernel, Ref
 from centella.lang.memory import Argument
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import Scoring, Sight, bounded, share_of, sink_of
 from centella.ops.attention.problem import (

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from centella import lang
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.lines import Lines, load_piece
 from centella.ops.attention.masks import Scoring, Sight
 from centella.ops.attention.problem import (

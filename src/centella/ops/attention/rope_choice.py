@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from centella.dtypes import f32
 from centella.emit.program import Call, Constants, Kernel, Ref
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
 from centella.ops.attention.parts import Parts, launches_of

@@ -12,8 +12,7 @@ from centella import lang
 from centella.dtypes import f16, f32, u32
 from centella.emit.program import Kernel, Ref
 from centella.lang.memory import Argument
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.masks import Scoring, Sight
 from centella.ops.attention.problem import AttentionAttrs, launch, operands, parameters, steps_of
 from centella.ops.layout import flat

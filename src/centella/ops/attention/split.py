@@ -18,8 +18,7 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument, Shared
 from centella.lang.values import Expr, Operand, Var
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of

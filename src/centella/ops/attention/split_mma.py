@@ -14,8 +14,7 @@ from centella.dtypes import i8
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant

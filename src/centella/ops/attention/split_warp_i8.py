@@ -20,7 +20,7 @@ from centella import lang
 from centella.dtypes import bf16, f32, i8
 from centella.lang.ptx import Fragment
 from centella.lang.values import Operand
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.ops.attention import split_warp
 from centella.ops.attention.parts import Work
 from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits

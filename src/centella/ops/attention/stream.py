@@ -15,8 +15,7 @@ from centella.dtypes import f32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.lines import Lines, load_piece, piece_of
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, share_of, sink_of
 from centella.ops.attention.place import Place

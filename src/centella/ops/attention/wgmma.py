@@ -25,8 +25,7 @@ from centella.dtypes import bf16, u32
 from centella.emit.program import Kernel, Ref
 from centella.lang.memory import Argument
 from centella.lang.values import Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.attention.masks import Scoring, Sight, sink_of
 from centella.ops.attention.mma import FEWER_QUERIES, FOLDED
 from centella.ops.attention.place import Place

@@ -9,8 +9,7 @@ from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
 from centella.lang.values import Expr
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.conv1d.op import Conv1dAttrs
 from centella.ops.elements import Number, element_call
 from centella.ops.fill import kernel as fill

@@ -11,8 +11,7 @@ from msgspec import Struct
 from centella.dtypes import Array
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Op, Out
+from centella.op.op import Form, Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import repeats
 from centella.ops.matmul.problem import ALONG_K

@@ -16,8 +16,7 @@ from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.elementwise import ACTIVATIONS, plain_call
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of

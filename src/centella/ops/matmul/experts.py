@@ -20,8 +20,7 @@ from msgspec import Struct
 from centella.dtypes import Array, i32
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Op, Out
+from centella.op.op import Form, Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
 from centella.ops.operands import NUMPY

@@ -8,8 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from centella.emit.program import Call, Ref
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, always, choose
 from centella.ops.elementwise import plain_call
 from centella.ops.layout import broadcast_strides, flat, rows_of

@@ -21,8 +21,7 @@ from msgspec import Struct
 from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Axes, axes
-from centella.op.form import Form
-from centella.op.op import Op, Out
+from centella.op.op import Form, Op, Out
 from centella.op.variant import APART
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows

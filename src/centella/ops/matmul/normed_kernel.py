@@ -19,8 +19,7 @@ from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import rows_of
 from centella.ops.matmul.epilogue import Epilogue

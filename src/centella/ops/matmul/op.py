@@ -14,8 +14,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.host.blas import SMALL, around, taken_over
 from centella.host.blockwise import blocks_of, cores, parts_of, share, threads_for
 from centella.op.axes import LETTERS, Axes, Fold, axes, spread
-from centella.op.form import Form
-from centella.op.op import Op, Out
+from centella.op.op import Form, Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.host import calls_of, plain, run_blocks
 from centella.ops.layout import (

@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array, dtype_of
 from centella.op.axes import Axes, axes
-from centella.op.form import Form
-from centella.op.op import Op, Out
+from centella.op.op import Form, Op, Out
 from centella.ops.layout import takes_rows
 from centella.ops.quant.table import FORMATS
 from centella.specs import Spec

@@ -19,8 +19,7 @@ from centella.dtypes import DType, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.form import Form
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.ops.embedding import EmbeddingAttrs
 from centella.ops.embedding import lower as rows_of_table
 from centella.ops.kernel_params import signature

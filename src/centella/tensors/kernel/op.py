@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from centella.backends.base import Array
 from centella.emit.program import Call, Constants, HostProgram, Kernel, Ref, parameter_words
-from centella.op.form import Form
-from centella.op.op import Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out
 from centella.specs import Caps, Spec, make_spec, strided
 
 SIMULATED = Caps(target="ir", max_shared=1 << 20, max_workgroup=1024, max_storage_buffers=64)

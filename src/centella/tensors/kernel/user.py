@@ -17,7 +17,7 @@ from centella.errors import LimitError, TraceError
 from centella.lang.ir import KernelIR
 from centella.lang.kernel_params import TensorParam
 from centella.lang.rounds import loops_of
-from centella.op.form import Form
+from centella.op.op import Form
 from centella.runtime.device import Device, device
 from centella.specs import Caps, Spec, make_spec
 from centella.tensors.creation import asarray
