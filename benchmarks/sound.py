@@ -11,19 +11,40 @@ import numpy as np
 RATE = 16000
 
 
-def noise(seconds: float) -> Any:
-    """Noise in bursts of a third of a second, f32 [samples] at 16 kHz."""
+def syllables(seconds: float) -> Any:
+    """Four syllables a second, f32 [samples] at 16 kHz: voices that glide, then hisses.
+
+    The detector of speech hears speech in all of it; 30 s repeat.
+    """
+    chance, parts = np.random.default_rng(1), []
+    for _ in range(120):
+        parts += [_voice(chance, 0.17), _hiss(chance, 0.05), np.zeros(RATE * 3 // 100)]
+    return np.resize(np.concatenate(parts), round(seconds * RATE)).astype(np.float32)
+
+
+def _voice(chance: np.random.Generator, seconds: float) -> Any:
+    """Partials of a pitch that glides, with two formants of this syllable."""
     count = round(seconds * RATE)
-    loud = 0.02 + 0.2 * (np.sin(2 * np.pi * 3 * np.arange(count) / RATE) > -0.5)
-    every = np.random.default_rng(1).standard_normal(min(count, 30 * RATE), np.float32)
-    return (np.resize(every, count) * loud * 0.5).astype(np.float32)
+    pitch = np.linspace(*chance.uniform(90, 220, 2), count)
+    phase, formants = 2 * np.pi * np.cumsum(pitch) / RATE, chance.uniform([250, 900], [800, 2600])
+    sound = np.zeros(count)
+    for partial in range(1, 30):
+        at = partial * pitch[:, None]
+        sound += np.exp(-(((at - formants) / 150) ** 2)).sum(1) * np.sin(partial * phase)
+    return 0.2 * sound * np.hanning(count)
+
+
+def _hiss(chance: np.random.Generator, seconds: float) -> Any:
+    """Noise without low frequencies."""
+    count = round(seconds * RATE)
+    return 0.05 * np.diff(chance.standard_normal(count + 1)) * np.hanning(count)
 
 
 def write_wav(file: Path, seconds: float) -> None:
-    """That noise as 16-bit samples."""
+    """Those syllables as 16-bit samples."""
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)
         out.setframerate(RATE)
-        samples = np.clip(noise(seconds), -1, 1) * 32767
+        samples = np.clip(syllables(seconds), -1, 1) * 32767
         out.writeframes(samples.astype("<i2").tobytes())

@@ -1,6 +1,6 @@
 """Files to text from end to end, how often faster than real time; log-mel spectrograms.
 
-Ten minutes of noise as loud as speech, random f16 weights, 60 tokens of every window: reading the
+Ten minutes of syllables without sense, random f16 weights, 60 tokens of every window: reading the
 file, finding speech, spectrograms, encoder, decoder, text. On a CPU one minute. Peers: the feature
 extractor of transformers on the card, its encoder, and as many greedy tokens, in equal batches;
 faster-whisper of the same shape, where it is installed. A peer that fails costs its own row.
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 from checkpoints import write, write_speech
-from measure import Row, alternate, cost, summary, timed, torch_or_none
-from sound import RATE, noise, write_wav
+from measure import Call, Row, alternate, cost, summary, timed, torch_or_none
+from sound import RATE, syllables, write_wav
 from speech import SIZES, TOKENS, attempted, model_of, peer_of, vocabulary_of, written_by
 
 import centella as ct
@@ -46,7 +46,7 @@ def transcribe(args: argparse.Namespace) -> Iterator[Row]:
             write_wav(file, seconds)
             dtype = args.dtypes or ("f32" if on_cpu else "f16")
             batch = 1 if on_cpu else BATCH
-            call = _ours(size, ct.device(name), dtype, file, batch, Path(temporary))
+            call = _ours(size, ct.device(name), dtype, file, seconds, batch, Path(temporary))
             bar = BARS.get(f"cpu {size}") if on_cpu else BARS.get(size)
             yield {**_row(size, batch, timed(call, ROUNDS), seconds), "who": f"{name} {dtype}",
                    **({"bar": bar} if bar else {})}  # fmt: skip
@@ -57,18 +57,25 @@ def transcribe(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _ours(
-    size: str, device: ct.Device, dtype: str, file: Path, batch: int, folder: Path
-) -> Any:  # fmt: skip
-    """What transcribes the file."""
+    size: str, device: ct.Device, dtype: str, file: Path, seconds: float, batch: int, folder: Path
+) -> Call:  # fmt: skip
+    """What transcribes the file, in all of which somebody speaks."""
     write_speech(folder, f"whisper-{size}")
     vocabulary = vocabulary_of(size)
     tokenizer = Tokenizer.from_folder(folder, vocabulary.size)
     model = Transcriber(model_of(size, device, dtype), tokenizer, SpeechConfig(vocabulary))
-    return partial(
-        model.transcribe, str(file), language="en", temperature=0.0, max_new_tokens=TOKENS,
-        batch=batch, condition_on_previous_text=False, compression_ratio_threshold=None,
-        logprob_threshold=None, no_speech_threshold=None,
-    )  # fmt: skip
+
+    def call() -> None:
+        done: list[float] = []  # seconds, after each window
+        model.transcribe(
+            str(file), language="en", temperature=0.0, max_new_tokens=TOKENS, batch=batch,
+            condition_on_previous_text=False, compression_ratio_threshold=None,
+            logprob_threshold=None, no_speech_threshold=None,
+            progress=lambda seconds, _: done.append(seconds),
+        )  # fmt: skip
+        assert len(done) >= seconds / 30, f"{len(done)} windows of {seconds} s: no speech was heard"
+
+    return call
 
 
 def _transformers(
@@ -136,7 +143,7 @@ def _row(size: str, batch: int, took: list[float], seconds: float) -> Row:
 def spectrograms(args: argparse.Namespace) -> Iterator[Row]:
     """Milliseconds of the log-mel spectrogram of ten minutes, 128 bands; samples on the device."""
     windows = 1 if args.small else SECONDS // 30
-    rows = noise(2 if args.small else SECONDS).reshape(windows, -1)
+    rows = syllables(2 if args.small else SECONDS).reshape(windows, -1)
     calls: dict[str, Any] = {}
     for name in args.devices:
         device = ct.device(name)

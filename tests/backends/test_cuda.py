@@ -70,6 +70,23 @@ class TestDevicesOfCuda:
         assert ct.device("cuda") is ct.device("cuda:0") is first
         assert fake.retained == 2
 
+    def test_groups_that_meet_and_are_too_many(self, fake: FakeCuda) -> None:
+        """They are refused before anything is on a stream: the device stays usable."""
+        device, most = ct.device("cuda"), 2 * (1 << 16)
+
+        def meet(y: ct.Out[ct.u32]) -> None:
+            ct.lang.ptx.grid_barrier()
+            y[ct.lang.global_id()] = 1
+
+        kernel, count = ct.kernel(workgroup=64)(meet), len(fake.ops)
+        y, z = (ct.empty((n,), "u32", device=device) for n in (64 * (most + 1), 64))
+        with pytest.raises(ct.LimitError, match=f"at most {most:,} groups, .* got {most + 1:,}"):
+            kernel(y, groups=most + 1)
+            y.numpy()
+        assert len(fake.ops) == count
+        kernel(z, groups=1)
+        z.numpy()
+
     def test_a_primary_context_is_given_back(self, fake: FakeCuda) -> None:
         device = opened()
         assert fake.retained == 1

@@ -25,7 +25,7 @@ SAID: dict[str, tuple[Any, ...]] = {  # what is answered whatever is asked
     **dict.fromkeys(("cuInit", "cuEventDestroy", "cuEventQuery", "cuModuleUnload"), ()),
     "cuFuncSetAttribute": (), "cuGetErrorString": (b"",), "cuDeviceGetCount": (2,),
     "cuDeviceTotalMem": (1 << 34,), "cuEventElapsedTime": (0.0,), "cuModuleLoadDataEx": (1,),
-    "cuModuleGetFunction": (2,),
+    "cuModuleGetFunction": (2,), "cuOccupancyMaxActiveBlocksPerMultiprocessor": (2,),
 }  # fmt: skip
 
 

@@ -239,6 +239,9 @@ class Backend(Interop, Process, Streams, Protocol):
         """The driver's form of a program; raises CompileError."""
         ...
 
+    def admit(self, launch: Launch) -> None:
+        """Refuse a compiled launch that the device cannot begin; raises LimitError."""
+
     @abstractmethod
     def submit(self, work: Submission) -> Ticket:
         """Start a submission.

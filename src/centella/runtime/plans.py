@@ -117,7 +117,9 @@ class Plans:
         for launch in planned.plan.launches:
             try:
                 pipeline = self._pipeline(launch.program, cache)
-                launches.append(narrowed(replace(launch, pipeline=pipeline), self._backend.caps))
+                compiled = replace(launch, pipeline=pipeline)
+                self._backend.admit(compiled)
+                launches.append(narrowed(compiled, self._backend.caps))
             except CentellaError as error:
                 taken.nodes[launch.node].refuse(error)
                 raise

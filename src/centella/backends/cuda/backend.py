@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from centella.backends.base import About, Submission, packed
+from centella.backends.base import About, Launch, Submission, packed
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
@@ -23,7 +23,7 @@ from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
 from centella.emit.program import HostProgram, Program
 from centella.emit.ptx import entry_name, overlaps, shared_layout
-from centella.errors import CompileError, DeviceError, OutOfMemoryError
+from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryError
 from centella.ledger.counts import began, count, noted
 
 LOG_BYTES = 16384
@@ -99,6 +99,16 @@ class CudaBackend(CudaMemory):
         return self.processors * int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             function, program.ir.workgroup, dynamic
         )))  # fmt: skip
+
+    def admit(self, launch: Launch) -> None:
+        """Refuse more groups that meet than the device holds at a time."""
+        pipeline: Pipeline = launch.pipeline
+        if pipeline.meets and launch.groups > pipeline.most:
+            raise LimitError(
+                f"kernel {launch.program.name!r}: expected at most {pipeline.most:,} groups, which "
+                f"is what {self.name} holds at a time, as they wait for each other "
+                f"(ptx.grid_barrier), got {launch.groups:,}"
+            )
 
     # -- submission -------------------------------------------------------------------------------
 
@@ -186,11 +196,6 @@ class CudaBackend(CudaMemory):
         ok = driver.CUresult.CUDA_SUCCESS
         for position, bound in enumerate(work.launches):
             function, threads, dynamic, most, meets = bound.pipeline
-            if meets and bound.groups > most:
-                raise DeviceError(
-                    f"{bound.program.name}: its {bound.groups} groups wait for each other, and "
-                    f"the device holds {most} at a time"
-                )
             if stamps is not None:
                 stamps.record(2 * position, stream)
             status = (together if meets else alone)(
