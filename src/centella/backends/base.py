@@ -241,6 +241,7 @@ class Backend(Interop, Process, Streams, Protocol):
 
     def admit(self, launch: Launch) -> None:
         """Refuse a compiled launch that the device cannot begin; raises LimitError."""
+        return
 
     @abstractmethod
     def submit(self, work: Submission) -> Ticket:
