@@ -258,9 +258,8 @@ class Embedder(Hinted):
             return tokens
 
         parts = [partial(tokenized, part) for part in portions(len(read))]
-        threads = 1
-        if len(parts) > 1:
-            threads = threads_ahead(where.model.device for where in (self, *self.replicas))
+        devices = (where.model.device for where in (self, *self.replicas))
+        threads = threads_ahead(devices) if len(parts) > 1 else 1
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             size = rows_of(batch.columns(most, exact), room) if room else batch_size
