@@ -107,41 +107,6 @@ def melody(seconds: float, length: float, seed: int = 0) -> Array:
     return scaled(np.concatenate([note * np.exp(-3 * t) for note in notes]))
 
 
-def swelling(seconds: float, rate: float, seed: int = 0) -> Array:
-    """Noise whose level rises and falls so many times a second, by 26 dB: waves, or a motor."""
-    t = np.arange(int(seconds * RATE)) / RATE
-    return scaled(noise(seconds, seed) * (1 + 0.9 * np.sin(2 * np.pi * rate * t)))
-
-
-def wind(seconds: float, seed: int = 0) -> Array:
-    """Pink noise whose level wanders from second to second."""
-    t = np.arange(int(seconds * RATE)) / RATE
-    levels = np.random.default_rng(seed).normal(0, 0.7, int(seconds) + 2)
-    return scaled(
-        noise(seconds, seed, pink=True) * np.exp(np.interp(t, range(levels.size), levels))
-    )
-
-
-def drums(seconds: float, beats: float, seed: int = 0) -> Array:
-    """A bass drum, a snare and a hat, in eighths of so many beats a minute."""
-    rng, t = np.random.default_rng(seed), np.arange(int(0.15 * RATE)) / RATE
-    sound = np.zeros(int((seconds + 1) * RATE))
-    for i, first in enumerate(range(0, int(seconds * RATE), int(30 * RATE / beats))):
-        hiss = rng.standard_normal(t.size) * np.exp(-40 * t)
-        bass = np.sin(2 * np.pi * 60 * t) * np.exp(-20 * t)
-        sound[first : first + t.size] += (bass, 0.25 * hiss, 0.6 * hiss, 0.25 * hiss)[i % 4]
-    return scaled(sound[: int(seconds * RATE)])
-
-
-def crackle(seconds: float, seed: int = 0) -> Array:
-    """Ten short bursts of noise a second, at any time, over a noise 14 dB below: a fire."""
-    rng, fades = np.random.default_rng(seed), np.exp(-np.arange(100) / 20)
-    sound = np.zeros(int(seconds * RATE))
-    for first in rng.integers(0, sound.size - 100, int(10 * seconds)):
-        sound[first : first + 100] += rng.standard_normal(100) * fades
-    return scaled(scaled(sound) + 0.2 * noise(seconds, seed))
-
-
 def noise(seconds: float, seed: int = 0, *, pink: bool = False) -> Array:
     white = np.random.default_rng(seed).standard_normal(int(seconds * RATE))
     if not pink:

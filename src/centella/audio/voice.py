@@ -5,19 +5,14 @@ Every 20 ms a frame of 32 ms gives the power of 20 bands and a whitened log spec
     floor      of a band: the larger of the minima of its smoothed power 1.5 s back and ahead
     excess     mean over bands of log(power / floor), where above 0
     steadiness cosine of two whitened log spectra 40 ms apart, averaged with the excess as weight
-    rhythm     share of the changes, over 1.6 s, that are of 2 to 8 Hz
-    unison     share of these changes that is common to all bands
 
 Noise has no excess, because its power stays near its floor. Music has, but its partials stay where
-they are, so it is steady; those of speech glide, and hisses come between. Noise that swells, as
-wind and waves do, changes more slowly than syllables come. In drums, crackling and noise that beats
-all bands rise at once; of a syllable the hiss and the voice have bands of their own. A frame is
-speech where the excess and the rhythm are high, the steadiness and the unison low: its level is the
-excess, and else 0. `regions.py` makes regions of levels.
+they are, so it is steady; those of speech glide, and hisses come between. A frame is speech
+where the excess is high and the steadiness low: its level is the excess, and 0 where the steadiness
+is high. `regions.py` makes regions of levels.
 
 Sources: Martin 2001 (noise floors as minima); Scheirer and Slaney 1997 (what changes in speech and
-not in music; the modulation of speech at 4 Hz); the rest is ours, and tests/audio/test_voice.py has
-how well it does.
+not in music); the rest is ours, and tests/audio/test_voice.py has how well it does.
 """
 
 from __future__ import annotations
@@ -46,18 +41,13 @@ _STEADY = 20  # frames on either side that their likeness is averaged over
 _LINES = slice(3, 160)  # of the transform: 94 Hz to 5 kHz, where partials are
 _ENVELOPE = 9  # lines that the spectrum's envelope is averaged over: sums of 8, and one
 _ALIKE = 0.72  # likeness of spectra from which sound is music
-_FAST, _SYLLABLE, _SLOW = 2, 12, 50  # frames on either side: above 8, of 2 to 8, below 2 Hz
-_RHYTHM = 40  # frames on either side that changes are averaged over
-_SYLLABIC = 0.09  # rhythm from which sound is speech: that has 0.1 or more, swelling noise 0.06
-_COMMON = 0.8  # unison from which it is none: speech has up to 0.71, beats and crackling 0.85
-_DEEP = 0.01  # of the loudest band's mean power: what is less is all the same, as a pause is
-CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY, _SLOW + _RHYTHM)  # frames an evidence depends on
+CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY)  # frames that an evidence depends on
 _SECOND = RATE // STEP  # frames
 _PART = 50  # frames of a product: so small that BLAS starts no threads for it, which may wait
 
 
 class EnergyLevels:
-    """The excess over the noise of each frame, 0 where it is not speech; frames are 20 ms apart.
+    """The excess over the noise of each frame, 0 where the sound is steady; frames are 20 ms apart.
 
     Attributes:
         per_second: frames a second.
@@ -76,10 +66,10 @@ class EnergyLevels:
         self._judged = 0  # rows of these that have been judged, and stay as context
 
     def push(self, samples: Array) -> list[float]:
-        """Levels of frames whose context is complete with samples [n], once they last 0.5 s."""
+        """Levels of frames whose context is complete with these samples [n]; a second or more."""
         self._take(samples)
         ready = len(self._bands) - CONTEXT - self._judged
-        return self._judge(ready) if ready >= _SECOND // 2 else []
+        return self._judge(ready) if ready >= _SECOND else []
 
     def finish(self) -> list[float]:
         """Levels of the remaining frames, at the end of the sound."""
@@ -107,9 +97,9 @@ class EnergyLevels:
 
     def _judge(self, count: int) -> list[float]:
         """Levels of the next frames, whose context is there or does not exist."""
-        excess, speech = evidence(self._bands, self._alike)
+        excess, steadiness = evidence(self._bands, self._alike)
         chosen = slice(self._judged, self._judged + count)
-        levels: list[float] = np.where(speech, excess, 0.0)[chosen].tolist()
+        levels: list[float] = np.where(steadiness < _ALIKE, excess, 0.0)[chosen].tolist()
         dropped = max(chosen.stop - CONTEXT, 0)
         self._bands, self._alike = self._bands[dropped:], self._alike[dropped:]
         self._judged = chosen.stop - dropped
@@ -172,31 +162,13 @@ def likeness(fine: Array) -> Array:
 
 
 def evidence(bands: Array, alike: Array) -> tuple[Array, Array]:
-    """How much more than the noise there is, and whether it is speech: [n] each.
-
-    Args:
-        bands: powers [n, bands]; alike: likeness of the spectra [n].
-    """
-    floor = _BIAS * _floor(_average(bands, _SMOOTH))
-    weight = np.maximum(np.log(bands / floor), 0.0).mean(axis=1)
+    """How much more than the noise there is, and how steady it is: [n] each, of [n, bands], [n]."""
+    smooth = _average(bands, _SMOOTH)
+    excess = np.log(bands / (_BIAS * _floor(smooth)))
+    weight = np.maximum(excess, 0.0).mean(axis=1)
     shares = _average(np.stack([weight * alike, weight], axis=1), _STEADY)
-    steady = shares[:, 0] > _ALIKE * np.maximum(shares[:, 1], 1e-6)
-    near = _average(np.minimum(weight, _ENOUGH)[:, None], _NEAR)[:, 0]
-    return near, ~steady & _syllabic(bands, floor)
-
-
-def _syllabic(bands: Array, floor: Array) -> Array:
-    """Whether bands [n, bands] change as those of syllables do: by rhythm and unison."""
-    deep = _DEEP * _average(bands, _SLOW).max(axis=1, keepdims=True)
-    above = np.maximum(np.log(bands / np.maximum(floor, deep)), 0.0)
-    each = _average(above, _FAST) - _average(above, _SYLLABLE)
-    mean = above.mean(axis=1, keepdims=True)
-    fast, syllable, slow = (_average(mean, reach)[:, 0] for reach in (_FAST, _SYLLABLE, _SLOW))
-    changes = np.stack([fast - syllable, mean[:, 0] - fast, syllable - slow], axis=1)
-    squares = np.append(changes**2, (each**2).mean(axis=1, keepdims=True), axis=1)
-    own, quick, gradual, apart = _average(squares, _RHYTHM).T
-    syllabic: Array = (own > _SYLLABIC * (own + quick + gradual)) & (own < _COMMON * apart)
-    return syllabic
+    steadiness = shares[:, 0] / np.maximum(shares[:, 1], 1e-6)
+    return _average(np.minimum(weight, _ENOUGH)[:, None], _NEAR)[:, 0], steadiness
 
 
 def _average(rows: Array, reach: int) -> Array:
