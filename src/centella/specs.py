@@ -204,7 +204,6 @@ class Caps(Struct, frozen=True):
         max_loop_rounds: rounds of loops, summed, after which the driver stops each loop of a
             thread; 0: a probe at opening found no such bound.
         family: "nvidia", "amd", "intel", "apple", "software", "simulator", "cpu".
-        processors: multiprocessors, which hold a large group each; 0: not known.
     """
 
     target: str
@@ -223,7 +222,6 @@ class Caps(Struct, frozen=True):
     max_loop_rounds: int = 0
     arch: str = ""
     family: str = "cpu"
-    processors: int = 0
 
     @property
     def adapter_class(self) -> str:

@@ -52,6 +52,24 @@ def similar(found: Array, expected: Array, tolerance: float) -> None:
     np.testing.assert_allclose(found[inside], expected[inside], atol=tolerance)
 
 
+class ReadAlone:
+    """What has `read` and no more, as a microphone's wrapper."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, count: int = -1) -> bytes:
+        some, self._data = self._data[:count], self._data[count:]
+        return some
+
+
+def test_samples_of_what_can_only_be_read() -> None:
+    samples = np.arange(100, dtype=np.int16)
+    with open_audio(ReadAlone(samples.tobytes()), rate=16000, dtype="int16") as stream:  # type: ignore[arg-type]  # it has `read`
+        assert stream.live
+        np.testing.assert_array_equal(stream.read(200), samples / np.float32(32768))
+
+
 @pytest.mark.parametrize("bits", [8, 16, 24, 32])
 def test_wav_needs_no_package(bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("soundfile", "soxr", "av"):

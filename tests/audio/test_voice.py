@@ -256,3 +256,21 @@ def test_integers_and_files_are_sound_too(tmp_path: Path, detector: Path | None)
     found = speech_regions(sound / np.float32(32768), vad_model=detector)
     for same in (sound, tmp_path / "a.wav"):
         assert found and found == speech_regions(same, vad_model=detector)
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_word_beside_a_slam_is_speech(after: bool) -> None:
+    """One loud event is no reason to leave out the word next to it."""
+    rng = np.random.default_rng(5)
+    word = babble(0.6, 3)
+    count = int(0.4 * RATE)
+    slam = rng.standard_normal(count) * np.exp(-np.arange(count) / (0.08 * RATE))
+    slam *= 3.0 * np.abs(word).max() / np.abs(slam).max()
+    between = np.zeros(int(0.15 * RATE))
+    parts = [word, between, slam] if after else [slam, between, word]
+    quiet = np.zeros(2 * RATE)
+    sound = np.concatenate([quiet, *parts, quiet])
+    sound = (sound + 1e-4 * rng.standard_normal(len(sound))).astype(np.float32)
+    begin = 2.0 if after else 2.55
+    heard = sum(max(0.0, min(b, begin + 0.6) - max(a, begin)) for a, b in speech_regions(sound))
+    assert heard > 0.57

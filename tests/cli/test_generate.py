@@ -288,6 +288,9 @@ def test_words_without_quotes_are_told() -> None:
     ):
         result = call(*words)
         assert result.exit_code == 2 and write in result.stderr
+    for words in (("transcribe", "--input", "a.wav"), ("check", "--input", "a"),
+                  ("embed", "--prompt", "hi"), ("rank", "--prompt", "hi")):  # fmt: skip
+        assert "(write" not in call(*words).stderr  # what the command does not take
 
 
 def test_a_lost_device_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:

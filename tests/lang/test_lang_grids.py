@@ -160,7 +160,7 @@ def test_all_groups_begin_together(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = meeting(3)[0], record(plain, {"y": empty((64,), u32)}, 64)
     pipelines = [backend.compile(program_of(ir, backend.caps)) for ir in kernels]
     assert [p.meets for p in pipelines] == [True, False]
-    assert pipelines[0].most == 2 * backend.caps.processors
+    assert pipelines[0].most == 2 * backend.processors
     config = _together()
     assert config.attrs[0].id == driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     assert config.attrs[0].value.cooperative == 1

@@ -212,9 +212,11 @@ def _of_file(
         raise AudioError(f"{name}: expected a file opened in binary mode, got one of text")
     if getattr(file, "closed", False):
         raise AudioError(f"{name}: expected an open file, got a closed one")
+    asked = getattr(file, "seekable", None)  # what has `read` alone arrives as it is recorded
+    seekable = asked is not None and asked()
     if raw is not None:
-        return replace(open_pcm(name, file, *raw), live=not file.seekable())
-    if not file.seekable():
+        return replace(open_pcm(name, file, *raw), live=not seekable)
+    if not seekable:
         wav = open_wav(name, file)
         if wav is None:
             raise AudioError(f"{name}: expected WAV of integers or floats in a stream")

@@ -99,7 +99,7 @@ class SimulatorBackend(Backend):
     def __init__(self, checked: bool = True, order: Order = "forward", subgroup: int = 32) -> None:
         self.caps: Caps = Caps(
             target="ir", max_storage_buffers=8, max_shared=16 << 10, max_workgroup=256,
-            max_binding=1 << 40, max_buffer=1 << 40, family="simulator", processors=3,
+            max_binding=1 << 40, max_buffer=1 << 40, family="simulator",
         )  # fmt: skip
         self.checked: bool = checked
         self.order: Order = order

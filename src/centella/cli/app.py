@@ -178,7 +178,12 @@ _OTHERS = {
 def _hint(message: str, context: Any) -> str:
     """What to add to an error of Typer's."""
     if missing := re.match(r"No such (?:command|option):? '?([-\w]+)", message):
-        return f" ({_OTHERS[missing[1]]})" if missing[1] in _OTHERS else ""
+        name, command = missing[1], getattr(context, "command", None)
+        options = {option for p in getattr(command, "params", ()) for option in p.opts}
+        elsewhere = (name == "--input" and "--file" not in options) or (
+            name == "--prompt" and getattr(command, "name", None) != "generate"
+        )
+        return f" ({_OTHERS[name]})" if name in _OTHERS and not elsewhere else ""
     others = re.search(r"unexpected extra argument\S* \((.*)\)", message, re.DOTALL)
     params = {} if context is None else context.params
     first = params.get("question", params.get("prompt"))

@@ -137,7 +137,7 @@ class Watched:
         try:
             whole = self._ticket.data(index)
         except LimitError as error:
-            suspects.refuse(error)
+            suspects.refuse(error, self.serial)
             raise
         suspects.passed(self.serial)
         return whole[first : first + nbytes]

@@ -26,7 +26,8 @@ class Suspects:
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
-        self._serials: WeakKeyDictionary[Value, int] = WeakKeyDictionary()
+        # The submission that computed it, and the earliest whose loops it depends on.
+        self._serials: WeakKeyDictionary[Value, tuple[int, int]] = WeakKeyDictionary()
 
     def note(self, work: Submission, serial: int, values: Iterable[Value | None]) -> None:
         """Note which values a submission leaves suspect; under the device's lock.
@@ -36,43 +37,54 @@ class Suspects:
             values: what it computes.
         """
         if work.reports or self._serials:
-            buffers = self._buffers(work)
+            earliest = self._earliest(work, serial)
             for value in values:
-                if value is not None and value.buffer in buffers:
-                    self._serials[value] = serial
+                if value is not None and value.buffer in earliest:
+                    self._serials[value] = serial, earliest[value.buffer]
 
-    def _buffers(self, work: Submission) -> set[Buffer]:
-        """The buffers that hold suspect data once `work` has run."""
-        suspect = {value.buffer for value in self._serials if value.buffer is not None}
+    def _earliest(self, work: Submission, serial: int) -> dict[Buffer, int]:
+        """By buffer that holds suspect data once `work` has run: whose loops it depends on."""
+        suspect: dict[Buffer, int] = {}
+
+        def depend(buffer: Buffer, on: int) -> None:
+            suspect[buffer] = min(on, suspect.get(buffer, on))
+
+        for value, (_, first) in self._serials.items():
+            if value.buffer is not None:
+                depend(value.buffer, first)
         slots = work.slots
         for copy in work.copies:
             if slots[copy.source] in suspect:
-                suspect.add(slots[copy.target])
+                depend(slots[copy.target], suspect[slots[copy.source]])
         for launch in work.launches:
             program = launch.program
             if not isinstance(program, Program):
                 continue
             pairs = zip(launch.slots, program.ir.args, strict=True)
             operands = [(slots[slot], arg.writable) for slot, arg in pairs]
-            if program.reports or any(
-                buffer in suspect
+            read = [
+                suspect[buffer]
                 for i, (buffer, writable) in enumerate(operands)
-                if i < launch.inputs or not writable
-            ):
-                suspect.update(buffer for buffer, writable in operands if writable)
+                if buffer in suspect and (i < launch.inputs or not writable)
+            ]
+            if first := min([*read, *[serial] * program.reports], default=0):
+                for buffer in (buffer for buffer, writable in operands if writable):
+                    depend(buffer, first)
         return suspect
 
     def passed(self, serial: int) -> None:
         """The read-back of the submission `serial` found that no loop had been stopped."""
         if self._serials:
             with self._lock:
-                for value in [v for v, of in self._serials.items() if of <= serial]:
+                for value in [v for v, (of, _) in self._serials.items() if of <= serial]:
                     del self._serials[value]
 
-    def refuse(self, error: LimitError) -> None:
-        """A read-back found a stopped loop: whoever uses a suspect value gets its error."""
+    def refuse(self, error: LimitError, serial: int) -> None:
+        """The read-back of the submission `serial` found a stopped loop.
+
+        Whoever uses a value that may depend on it gets its error.
+        """
         with self._lock:
-            values = list(self._serials)
-            self._serials.clear()
-            for value in values:
+            for value in [v for v, (_, first) in self._serials.items() if first <= serial]:
+                del self._serials[value]
                 value.refuse(error)

@@ -314,7 +314,7 @@ class Jobs:
             guesses: [n]; tokens: [n + 1], what was chosen in their place and behind them.
         """
         right = int(np.argmax(np.append(guesses != tokens[:-1], True)))
-        if job.guessing:
+        if job.lookup is not None and job.lookup.ready(job.ids):  # there was a guess
             job.answer.tally.guessed += len(guesses)
             job.answer.tally.accepted += right
             job.pace.verified(right)

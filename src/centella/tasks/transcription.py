@@ -135,8 +135,8 @@ class _Work:
                 if timed:
                     cuts, step = cut(attempt.tokens, first_time, window.frames)
                 cuts = self._with_text(cuts, window)
-                aligned = dict(self._aligned(session, {0: attempt.tokens}))
-                yield from self._told(window, attempt, cuts, aligned.get(0))
+                aligned = next(self._aligned(session, {0: attempt.tokens}))
+                yield from self._told(window, attempt, cuts, aligned)
                 self._remember(attempt, cuts)
             at += max(step, FRAMES_A_STEP)
             self._tell(at)
@@ -152,7 +152,7 @@ class _Work:
             attempts = self._attempts(decoding, len(group))
             silent = self._options.thresholds.silent
             texts = {row: a.tokens for row, a in enumerate(attempts) if not silent(a)}
-            aligned = dict(self._aligned(session, texts))
+            aligned = self._aligned(session, texts)
             for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
                 if row in texts:
                     timed = self._options.timestamps != "none"
@@ -160,7 +160,7 @@ class _Work:
                         attempt.tokens, self._vocabulary.first_time, window.frames
                     )
                     cuts = self._with_text(cuts, window)
-                    yield from self._told(window, attempt, cuts, aligned.get(row))
+                    yield from self._told(window, attempt, cuts, next(aligned))
                 self._tell(window.start + window.frames)
             group = following.result() if following else next(groups, None)
 
@@ -284,13 +284,17 @@ class _Work:
 
     def _aligned(
         self, session: SpeechSession, texts: Mapping[int, Sequence[int]]
-    ) -> Iterator[tuple[int, Aligned]]:
-        """Where tokens of rows are in the sound; nothing where no times of words are wanted."""
-        if self._options.timestamps == "word":
-            heads, (prompt, _) = self._transcriber.config.alignment_heads, self._prompt()
-            some = {row: tokens for row, tokens in texts.items() if tokens}
-            for row, weights, sure in session.aligned(prompt, some, heads):
-                yield row, (weights, sure)
+    ) -> Iterator[Aligned | None]:
+        """Where tokens of each text are in the sound; None where no times of words are wanted.
+
+        Some texts are aligned together, as they are asked for: what there is of all takes GB.
+        """
+        heads, (prompt, _) = self._transcriber.config.alignment_heads, self._prompt()
+        words = self._options.timestamps == "word"
+        some = {row: tokens for row, tokens in texts.items() if tokens and words}
+        found = session.aligned(prompt, some, heads)
+        for row in texts:
+            yield next(found)[1:] if row in some else None
 
     def _timing(
         self, window: Window, attempt: Attempt, aligned: Aligned

@@ -105,7 +105,6 @@ class CudaMemory(Backend):
             native_exp2=True,
             arch=arch_of(major, minor),
             family="nvidia",
-            processors=self.processors,
         )
 
     def current(self) -> Current:

@@ -19,8 +19,8 @@ def grid() -> Expr:
 def grid_barrier() -> None:
     """All threads of all groups of the launch meet; what they wrote before is visible after.
 
-    A launch has no more groups than the device holds at once (`Caps.processors`, of groups that
-    fill one each), which begin together; more are an error. Arguments that one group writes and
+    A launch has no more groups than the device holds at once, which begin together; more are a
+    LimitError that says how many. Arguments that one group writes and
     another reads are `InOut`. PTX ISA, "Memory Consistency Model": one thread of each group adds to
     a counter of the kernel's own (`atom.acq_rel.gpu`) and reads it until all have
     (`ld.acquire.gpu`), between two barriers of the group; sm_80. The counter's top bit turns at
