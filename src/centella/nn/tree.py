@@ -19,11 +19,13 @@ class Tree:
         self._homes: list[Any] = []  # of each attribute or element: the dict or list it is in
         self._keys: list[Any] = []
         self._values: list[Any] = []
-        self._sizes: list[tuple[Any, int]] = []
+        self._parents: list[Any] = []  # each dict and list, and how many there are in it
+        self._sizes: list[int] = []
         self._add(vars(module))
 
     def _add(self, home: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> None:
-        self._sizes.append((home, len(home)))
+        self._parents.append(home)
+        self._sizes.append(len(home))
         for key, value in home.items() if isinstance(home, dict) else enumerate(home):
             self._homes.append(home)
             self._keys.append(key)
@@ -38,7 +40,7 @@ class Tree:
     @property
     def changed(self) -> bool:
         """Whether an attribute was set, added or deleted since."""
-        if any(len(home) != size for home, size in self._sizes):
+        if list(map(len, self._parents)) != self._sizes:
             return True
         try:
             return not all(map(is_, map(getitem, self._homes, self._keys), self._values))
