@@ -55,6 +55,11 @@ def failed(*arguments: object) -> str:
     return str(result.output).strip()
 
 
+def test_no_command_shows_the_help() -> None:
+    shown = call()
+    assert "Commands:\n" in shown.output and "  embed " in shown.output
+
+
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")

@@ -47,6 +47,18 @@ def test_rows_that_are_nearest(tmp_path: Path, lines: Path) -> None:
     words = call("search", saved, "rain", "and", "light", *ON_CPU)
     assert words.stderr.endswith("if it is one, quote it: 'rain and light'\n")
     assert not call("search", saved, "rain", "and light", *ON_CPU).stderr
+    folder = call("search", tmp_path, "rain")
+    assert folder.exit_code == 1 and "centella demo --over FOLDER" in folder.stderr
+
+
+def test_blank_lines_are_no_answers(tmp_path: Path) -> None:
+    texts, saved = tmp_path / "t.txt", tmp_path / "v.npy"
+    texts.write_text("\nTaxes are due.\n\n  \nCats sleep.\n")
+    assert call("embed", "--file", texts, "--output", saved, *ON_CPU).exit_code == 0
+    asked = call("search", saved, "zebra", "--file", texts, "--json", *ON_CPU)
+    (result,) = json.loads(asked.stdout)["results"]
+    assert sorted(m["row"] for m in result["nearest"]) == [1, 4]
+    assert {m["text"] for m in result["nearest"]} == {"Taxes are due.", "Cats sleep."}
 
 
 def test_an_interrupted_command_goes_on(

@@ -160,9 +160,9 @@ def _printable_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = getattr(error, "message", None)
-        if isinstance(message, str):
-            vars(error)["message"] = in_line(message) + _hint(message, getattr(error, "ctx", None))
+        message, context = getattr(error, "message", None), getattr(error, "ctx", None)
+        if isinstance(message, str) and (context is None or message != context.get_help()):
+            vars(error)["message"] = in_line(message) + _hint(message, context)
         raise
 
 

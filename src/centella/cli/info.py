@@ -113,6 +113,8 @@ def _show(report: dict[str, Any]) -> None:
     default = report["default"]
     why = default["why"]
     for kind, text in report["missing"].items():  # which stands above
+        if why.startswith("CENTELLA_DEVICE"):
+            break
         why = why.replace(f"{kind}: {text}", f"no {kind}")
     out(f"\ndefault   {default['name'] or 'none'}: {why}\n")
     for name, extra in report["extras"].items():

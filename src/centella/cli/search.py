@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from centella.cli.escape import in_line
@@ -38,6 +40,8 @@ def run(
 ) -> None:  # fmt: skip
     """Embed the questions and print the nearest rows, with their texts where these are known.
 
+    Rows of blank texts are in none.
+
     Raises:
         CentellaError: no vectors, of another size than the model's, or texts of another number.
         OSError: for a file that cannot be read.
@@ -46,6 +50,11 @@ def run(
         quoted = in_line(shlex.quote(" ".join(questions)))
         err(
             f"search: {len(questions)} questions of one word each; if it is one, quote it: {quoted}"
+        )
+    if Path(index).is_dir():
+        raise CentellaError(
+            f"{index}: expected a file of vectors, got a folder; centella demo --over FOLDER "
+            f"searches text files, centella embed --file F --output V.npy embeds lines"
         )
     stored = open_vectors(index)
     rows, dim = stored.vectors.shape
@@ -64,11 +73,18 @@ def run(
             f"{embedder.dim}; name with --model what embedded it"
         )
     where = embedder.model.device
-    vectors = Index(stored.vectors, device=where, dtype="f16" if half else None)
+    kept = None if texts is None else np.flatnonzero([bool(text.strip()) for text in texts])
+    if kept is not None and len(kept) in (0, rows):
+        kept = None
+    some = stored.vectors if kept is None else stored.vectors[kept]
+    vectors = Index(some, device=where, dtype="f16" if half else None)
     with ledger() as led:
         matches = vectors.search(embedder.encode_query(questions, dim=dim), top)
     nearest = [
-        [_match(float(s), int(r), texts) for s, r in zip(scores, matched, strict=True)]
+        [
+            _match(float(s), int(r), texts)
+            for s, r in zip(scores, matched if kept is None else kept[matched], strict=True)
+        ]
         for scores, matched in zip(matches.scores, matches.rows, strict=True)
     ]
     if as_json:
