@@ -88,8 +88,6 @@ from transcribe import transcribe
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
-from centella.op.op import get, registry
-from centella.op.variant import FORCED
 from centella.runtime.device import every_device
 from centella.tasks.embed import Forward
 
@@ -289,15 +287,6 @@ def line_of(row: Row) -> str:
             f"{row['unit']:<12} worst decile {row['worst_decile']:,.2f}{share}")  # fmt: skip
 
 
-def force(choices: list[str]) -> None:
-    """Have the kernels of ops, each as OP=NAME, wherever they fit."""
-    for choice in choices:
-        name, _, variant = choice.partition("=")
-        if name not in registry() or variant not in get(name).variants:
-            raise SystemExit(f"--variant: expected an op and a name that it takes, got {choice}")
-        FORCED[name] = variant
-
-
 def main() -> None:
     """Run one benchmark and print its table."""
     parser = argparse.ArgumentParser(
@@ -321,10 +310,6 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="encoder, generate: torch.compile as well"
     )
-    parser.add_argument(
-        "--variant", action="append", default=[], metavar="OP=NAME",
-        help="force a kernel of an op wherever it fits: normed_linear=joined",
-    )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     names = ",".join(case.name for case in CASES)
     parser.add_argument("--cases", help=f"all: which, and in which order: {names}")
@@ -344,13 +329,12 @@ def main() -> None:
             every(args)
         return
     before = machine()
-    force(args.variant)
 
     def keep(rows: list[Row], **more: str) -> None:
         if args.json:
             path = Path(args.json)
             path.parent.mkdir(parents=True, exist_ok=True)
-            report = {"machine": before, **more, "forced": args.variant, "rows": rows}
+            report = {"machine": before, **more, "rows": rows}
             path.write_text(json.dumps(report, indent=1) + "\n")
 
     rows = show(BENCHES[args.bench](args), keep, args.budget)

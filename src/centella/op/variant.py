@@ -18,7 +18,6 @@ from centella.specs import Caps
 F = TypeVar("F")  # what is to be computed: a Form, or what an op makes of it
 T = TypeVar("T")  # how a group of the kernel works: its tile
 APART = "apart"  # of an op that stands for others: these
-FORCED: dict[str, str] = {}  # op to variant: of every call that names none, for benchmarks
 
 
 def always(form: object, caps: Caps) -> bool:

@@ -180,13 +180,12 @@ def batches_of(
     count = 0
     for number, tokens in enumerate(ahead(parts, threads), 1):
         waiting.append((tokens, np.arange(count, count + len(tokens))))
+        count += len(tokens)
         if len(parts) == 1:
-            count = len(tokens)
             break
         rest = Tokens.joined([each for each, _ in waiting])
         texts = np.concatenate([numbers for _, numbers in waiting])
         waiting = [(rest, texts)]
-        count += len(tokens)
         if number == len(parts):
             break
         few = [np.zeros(0, np.int64)]

@@ -126,8 +126,8 @@ class LabelRunner(Hinted):
         model: Any = self.model
 
         def logits(ids: Tensor, lengths: Tensor, *more: Tensor) -> Tensor:
-            found: Tensor = (model if ids.ndim == 2 else model.end_to_end)(ids, lengths, *more)
-            return found
+            result: Tensor = (model if ids.ndim == 2 else model.end_to_end)(ids, lengths, *more)
+            return result
 
         self._tree, self._room = Tree(model), room_of(model)
         self._captured: Jitted[..., Tensor] = Jitted(logits, model.device, CAPTURES)
@@ -156,7 +156,7 @@ class LabelRunner(Hinted):
         batch_size = whole("classify", "batch_size", batch_size, 1)
         if not callable(progress):
             progress = flag("classify", "progress", progress)
-        found: list[Array] = [np.empty(0, np.float32)] * count
+        logits: list[Array] = [np.empty(0, np.float32)] * count
         types: Types = {}
         config, most, pad = self.model.config, self.config.max_length, self.tokenizer.pad_id or 0
 
@@ -175,7 +175,7 @@ class LabelRunner(Hinted):
             lengths = batch.tokens.lengths[batch.rows]
             rows = np.split(result, lengths.cumsum()) if of_tokens and result.ndim == 2 else result
             for i, row, length in zip(batch.texts, rows, lengths, strict=False):
-                found[i] = row[:length] if of_tokens else row
+                logits[i] = row[:length] if of_tokens else row
 
         of_tokens = getattr(config, "of_tokens", False)
         parts = [partial(tokenized, some) for some in portions(count)]
@@ -188,7 +188,7 @@ class LabelRunner(Hinted):
         else:
             few = count <= batch_size
             self._replicas.run(self, batches, count, submit, take, progress, few)
-        return found
+        return logits
 
     def _submit(self, batch: Batch, types: Types, size: int, fill: int) -> Pending[Array]:
         """Start a batch of at most `size` texts: end to end where that is fewer tokens."""
@@ -200,8 +200,8 @@ class LabelRunner(Hinted):
             batch.end_to_end(size, fill) if packs else batch.grid(size, most, fill)
         )
         second = np.zeros_like(ids)
-        places = [second[start:] for start in at] if packs else second
-        for place, text in zip(places, batch.texts.tolist(), strict=False):
+        targets = [second[start:] for start in at] if packs else second
+        for target, text in zip(targets, batch.texts.tolist(), strict=False):
             if (row := types.get(text)) is not None:
-                place[: len(row)] = row
+                target[: len(row)] = row
         return self._captured.fetch(ids, at, *positions, *([second] if second.any() else []))

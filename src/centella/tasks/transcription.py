@@ -292,9 +292,9 @@ class _Work:
         heads, (prompt, _) = self._transcriber.config.alignment_heads, self._prompt()
         words = self._options.timestamps == "word"
         some = {row: tokens for row, tokens in texts.items() if tokens and words}
-        found = session.aligned(prompt, some, heads)
+        coming = session.aligned(prompt, some, heads)
         for row in texts:
-            yield next(found)[1:] if row in some else None
+            yield next(coming)[1:] if row in some else None
 
     def _timing(
         self, window: Window, attempt: Attempt, aligned: Aligned

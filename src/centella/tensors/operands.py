@@ -14,7 +14,7 @@ from centella.dtypes import DType, narrow, promote, widen
 from centella.errors import DTypeError
 from centella.lang.values import Operand
 from centella.op.op import Op, get
-from centella.op.variant import APART, FORCED
+from centella.op.variant import APART
 from centella.record.recording import Recording
 from centella.record.values import Value
 from centella.runtime.device import Device
@@ -60,13 +60,11 @@ def apply_all(
 def apply_preferred(
     op: Op[Any], tensors: Sequence[T], attrs: dict[str, Any]
 ) -> tuple[T, ...] | None:
-    """Record an op that stands for several, where it is preferred to them; forced, where it fits.
+    """Record an op that stands for several, where it is preferred to them; named, where it fits.
 
     Returns:
         None: they are to be recorded in its place.
     """
-    if "variant" not in attrs and op.name in FORCED:
-        attrs = {**attrs, "variant": FORCED[op.name]}
     if attrs.get("variant") == APART:
         return None
     operands = _operands(op, tensors)
