@@ -300,16 +300,15 @@ def collatz(n: Any) -> Any:
 
 @functools.cache
 def cuda_tool(name: str) -> str | None:
-    """A tool of NVIDIA's wheels (`ptxas` is in `nvidia-cuda-nvcc`), or on the PATH if it runs."""
+    """A tool of NVIDIA's wheels: `ptxas` is in `nvidia-cuda-nvcc`.
+
+    One on the PATH is of any version: what CUDA 13.0 has refuses other texts than today's.
+    """
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for found in sorted(Path(folder).glob(f"*/bin/{name}")):
             return str(found)
-    there = shutil.which(name)
-    if there is None:
-        return None
-    ran = subprocess.run([there, "--version"], capture_output=True, check=False)
-    return there if ran.returncode == 0 else None  # a toolkit that was removed may leave a script
+    return None
 
 
 def assembler() -> str:
