@@ -18,6 +18,7 @@
     python benchmarks/run.py speech --devices cuda,webgpu --rows 1,8 --json results/speech.json
     python benchmarks/run.py transcribe --devices cuda --json results/transcribe.json
     python benchmarks/run.py rows --devices cuda,webgpu --json results/rows.json
+    python benchmarks/run.py whole-rows --devices cuda --json results/whole-rows.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
@@ -85,6 +86,7 @@ from tensor_cores import mma
 from texts import texts
 from timeline import timeline
 from transcribe import transcribe
+from whole_rows import whole_rows
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
@@ -243,7 +245,7 @@ BENCHES = {
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
     "search": search, "several": several, "speech": speech, "timeline": timeline,
     "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
-    "speculation": speculation, "llama": llama,
+    "speculation": speculation, "llama": llama, "whole-rows": whole_rows,
 }  # fmt: skip
 
 
@@ -304,7 +306,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
         "--tiles", nargs="?", const="", metavar="WORDS",
-        help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
+        help="mma, attention-cores, whole-rows: other tiles too: all, or those named with one of these (a,b)",
     )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
     parser.add_argument(

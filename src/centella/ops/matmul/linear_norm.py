@@ -26,10 +26,15 @@ from centella.specs import Caps, Spec, make_spec
 
 
 class LinearNormAttrs(Struct, frozen=True):
-    """The attributes of the two ops; the norm's vectors come after the product's operands."""
+    """The attributes of the two ops; the norm's vectors come after the product's operands.
+
+    Attributes:
+        variant: a kernel that is forced, for tests and benchmarks.
+    """
 
     linear: LinearAttrs
     norm: NormAttrs
+    variant: str | None = None
 
 
 def product_operands(attrs: LinearNormAttrs, count: int) -> int:
@@ -67,11 +72,12 @@ def preferred(form: Form[LinearNormAttrs], caps: Caps) -> bool:
     """Whether one launch is better than two; where it is not, they stay two."""
     if not (caps.warpgroups and caps.fast_tensor_cores):
         return False
-    variants = loaded("centella.ops.matmul.whole_rows:VARIANTS")
-    return any(v.preferred(form, caps) and v.fits(form, caps) for v in variants)
+    order = loaded("centella.ops.matmul.whole_rows:ORDER")
+    return any(v.preferred(form, caps) and v.fits(form, caps) for v in order)
 
 
 LINEAR_NORM: Op[LinearNormAttrs] = Op(
     "linear_norm", rule, reference, "centella.ops.matmul.whole_rows:lower", takes_rows,
-    attrs=LinearNormAttrs, axes=axes_of, flops=flops_of, preferred=preferred, doc=__doc__ or "",
+    ("whole_rows",), attrs=LinearNormAttrs, axes=axes_of, flops=flops_of, preferred=preferred,
+    doc=__doc__ or "",
 )  # fmt: skip

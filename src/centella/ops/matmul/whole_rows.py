@@ -22,7 +22,7 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.lang.values import Expr, Operand
+from centella.lang.values import Expr
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.layout import rows_of
@@ -235,38 +235,37 @@ class _Rows:
     def normalise(self, kind: str) -> None:
         """From sums to results in shared memory; statistics as `ops.norm` has them."""
         blocks = range(self.shared.tile.columns // K)
-        length = float(self.shared.tile.columns)
-        totals = [[lang.const(0.0, f32)] * 2 for _ in range(2)]  # by row, and which of a pair
-        firsts: list[Any] = []
+        means = self._centred(blocks) if kind == "layer" else self._completed(blocks)
+        totals = _Totals()
         for block in blocks:
-            values = self._values(block)
-            if kind == "layer":
-                if not block:
-                    own = [lang.select(self.leads, values[r][0], 0.0) for r in range(2)]
-                    firsts = [_over_row(v) for v in own]
-                values = [[v - firsts[r % 2] for v in pair] for r, pair in enumerate(values)]
-            self._put(block, values)
-            for r, pair in enumerate(values):
-                for e, v in enumerate(pair):
-                    totals[r % 2][e] = _more(kind, totals[r % 2][e], v)
-        found = [_over_row(total[0] + total[1]) / length for total in totals]
-        if kind == "layer":
-            found = self._deviations(blocks, found, length)
+            values = self._pairs(block)
+            if means:
+                values = [[v - means[r % 2] for v in pair] for r, pair in enumerate(values)]
+                self._put(block, values)
+            totals.add(values, lambda total, v: lang.fma(v, v, total))
         eps = lang.parameter("eps", f32)
-        factors = [1.0 / lang.sqrt(square + eps) for square in found]
+        factors = [1.0 / lang.sqrt(square + eps) for square in totals.means(len(blocks) * K)]
         for block in blocks:
             self._store(block, factors)
 
-    def _deviations(self, blocks: range, means: list[Expr], length: float) -> list[Expr]:
-        """Put the distance from the mean in place of each value; the mean of its squares."""
-        totals = [[lang.const(0.0, f32)] * 2 for _ in range(2)]
+    def _completed(self, blocks: range) -> list[Expr]:
+        """Put values in place of the sums; no means."""
         for block in blocks:
-            values = [[v - means[r % 2] for v in pair] for r, pair in enumerate(self._pairs(block))]
+            self._put(block, self._values(block))
+        return []
+
+    def _centred(self, blocks: range) -> list[Expr]:
+        """Put values less the first of their row in place of the sums; the means of those."""
+        totals, firsts = _Totals(), list[Any]()
+        for block in blocks:
+            values = self._values(block)
+            if not firsts:
+                own = [lang.select(self.leads, values[r][0], 0.0) for r in range(2)]
+                firsts = [_over_row(v) for v in own]
+            values = [[v - firsts[r % 2] for v in pair] for r, pair in enumerate(values)]
             self._put(block, values)
-            for r, pair in enumerate(values):
-                for e, v in enumerate(pair):
-                    totals[r % 2][e] = lang.fma(v, v, totals[r % 2][e])
-        return [_over_row(total[0] + total[1]) / length for total in totals]
+            totals.add(values, lambda total, v: total + v)
+        return totals.means(len(blocks) * K)
 
     def _values(self, block: int) -> list[list[Any]]:
         """The sums of 16 columns with bias and residual."""
@@ -326,8 +325,20 @@ class _Rows:
         return [[operand[c], operand[c + 1]] for c in columns]
 
 
-def _more(kind: str, total: Any, value: Any) -> Any:
-    return total + value if kind == "layer" else lang.fma(value, value, total)
+class _Totals:
+    """What adds up over a thread's two rows: of either a total of even columns, and of odd ones."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[Any]] = [[lang.const(0.0, f32)] * 2 for _ in range(2)]
+
+    def add(self, pairs: list[list[Any]], more: Callable[[Any, Any], Any]) -> None:
+        """Those of 16 columns."""
+        for r, pair in enumerate(pairs):
+            self._rows[r % 2] = [more(t, v) for t, v in zip(self._rows[r % 2], pair, strict=True)]
+
+    def means(self, length: int) -> list[Expr]:
+        """Over whole rows, of so many columns."""
+        return [_over_row(even + odd) / float(length) for even, odd in self._rows]
 
 
 def _over_row(value: Any) -> Any:
@@ -368,11 +379,13 @@ def tile_of(form: Whole, caps: Caps) -> RowsTile | None:
     plain = not attrs.format and not attrs.activation and attrs.alpha == 1.0
     if not (caps.warpgroups and plain and {"bias", "residual"}.issuperset(attrs.extras)):
         return None
-    if form.attrs.norm.kind not in ("layer", "rms") or count != 2 + len(attrs.extras):
+    kind = form.attrs.norm.kind
+    # Squares need no mean first, so that too much is loaded at once: with a residual it spills.
+    if kind != "layer" and (kind != "rms" or "residual" in attrs.extras):
         return None
     product = product_of(form)
     problem, y = product.problem, product.specs[-1]
-    residual = product.specs[1 + count - 2] if "residual" in attrs.extras else y
+    residual = product.specs[count - 1] if "residual" in attrs.extras else y  # the last extra
     tile = RowsTile(problem.n)
     fits = (
         problem.n % PANEL == 0 and 0 < problem.n <= WIDEST and problem.k > 0 and problem.m > 0
@@ -385,7 +398,7 @@ def tile_of(form: Whole, caps: Caps) -> RowsTile | None:
 
 
 # Microseconds on an H200: a step of 64 of a tile of 128 x 128, what else such a tile takes; what
-# norms of whole rows take beside a tile's products; a norm's launch, and bytes that it moves in one.
+# norms of whole rows take beside a tile's products; a launch of norms, and bytes it moves in one.
 STEP, REST, NORMING, LAUNCH, MOVED = 0.33, 0.7, 2.0, 2.0, 3.8e6
 
 
@@ -415,13 +428,15 @@ def _launches(form: Whole, tile: RowsTile, caps: Caps) -> Lowered:
 
 
 WHOLE_ROWS: Variant[Whole, RowsTile] = Variant("whole_rows", tile_of, _launches, preferred)
-VARIANTS: tuple[Variant[Whole, Any], ...] = (WHOLE_ROWS,)
+ORDER: tuple[Variant[Whole, Any], ...] = (WHOLE_ROWS,)
 
 
 def lower(form: Whole, caps: Caps) -> Lowered:
-    """The launch; the planner makes this op only where it is preferred.
+    """The launch.
 
     Raises:
-        LimitError: no kernel takes it on this device.
+        LimitError: a forced kernel does not take it, or none prefers it.
     """
-    return choose((WHOLE_ROWS,), form, caps, WHOLE_ROWS.name, "linear_norm").lower(form, caps)
+    x, weight, *_ = form.inputs
+    what = f"linear_norm: {list(x.shape)} by {list(weight.shape)}"
+    return choose(ORDER, form, caps, form.attrs.variant, what).lower(form, caps)
