@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from epilogues import fresh
 from gemv import REPLAYS, ROTATED, round_of
 from measure import Call, Row, alternate, forcing, named, resources, summary
 from random_weights import SPREAD
@@ -32,7 +32,6 @@ from centella.ops.matmul import whole_rows as kernels
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.matmul.whole_rows import WHOLE_ROWS, RowsTile
 from centella.ops.norm import NormAttrs
-from centella.runtime.plans import Plans
 from centella.specs import Caps
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
 from centella.tensors.tensor import apply
@@ -225,11 +224,6 @@ def _compare(got: Array, values: list[Array], turn: int, dtype: DType) -> None:
     assert (np.abs(got[rows] - want) <= near).all(), float(np.abs(got[rows] - want).max())
 
 
-def fresh(device: ct.Device) -> AbstractContextManager[Any]:
-    """Plan anew while this is entered: plans are kept by what was recorded."""
-    return mock.patch.object(device.executor, "plans", Plans(device.backend))
-
-
 # -- MiniLM ----------------------------------------------------------------------------------------
 
 
@@ -277,7 +271,10 @@ def minilm(device: ct.Device, name: str, args: argparse.Namespace) -> Iterator[R
 
     contestants: dict[str, Call] = {}
     vectors: dict[str, Array] = {}
-    for who, order in (("joined", nullcontext()), ("apart", mock.patch.object(kernels, "ORDER", ()))):
+    for who, order in (
+        ("joined", nullcontext()),
+        ("apart", mock.patch.object(kernels, "ORDER", ())),
+    ):
         with order, fresh(device):
             replay = device.compile(embed, ids, lengths)
             vectors[who] = replay(ids, lengths).numpy()

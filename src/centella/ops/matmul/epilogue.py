@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.lang.memory import Argument
@@ -21,15 +23,16 @@ class Epilogue:
     Args:
         extra: the operands that the launch has, by name.
         columns: of the product; outputs past them are computed from the last one's operands.
+        operands: what activations are written over.
         words: operands whose rows start on 16 bytes: 16-bit ones are loaded two at a time, from
             a column that is a multiple of `count`, which `columns` is, too.
     """
 
     def __init__(
         self, activation: str, extra: dict[str, Argument], column: Operand, count: int,
-        columns: Operand, words: tuple[str, ...] = (),
+        columns: Operand, words: tuple[str, ...] = (), operands: Any = KERNEL,
     ) -> None:  # fmt: skip
-        self._words = words
+        self._words, self._operands = words, operands
         self._activation, self._extra = activation, extra
         self._alpha = lang.parameter("alpha", f32)
         lanes = [column] + [lang.minimum(column + j, columns - 1) for j in range(1, count)]
@@ -45,7 +48,7 @@ class Epilogue:
         if "bias" in self._vectors:
             out = [v + b for v, b in zip(out, self._vectors["bias"], strict=True)]
         if self._activation:
-            out = [ACTIVATIONS[self._activation](KERNEL, v) for v in out]
+            out = [ACTIVATIONS[self._activation](self._operands, v) for v in out]
         if "residual" in self._extra:
             at = row * lang.parameter("ldr", u32)
             out = [v + r for v, r in zip(out, self._load("residual", at), strict=True)]

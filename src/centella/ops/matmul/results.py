@@ -15,6 +15,7 @@ from centella.dtypes import u32
 from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.tiled import store_words
+from centella.ops.operands import NATIVE
 
 M, K = 64, 16  # of one product
 
@@ -51,7 +52,8 @@ class Finish(Struct, frozen=True, eq=False):
         p, across = self.p, self.sums[0].place(j // 2)[1]
         last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
         column = lang.minimum(self.column + across, last)
-        return Epilogue(self.activation, self.extra, column, 2, p["n"], self.words)
+        extra, words = self.extra, self.words
+        return Epilogue(self.activation, extra, column, 2, p["n"], words, NATIVE)
 
     def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, list[Expr]]]:
         """Of eight columns from j on: fragment, how far down, and the two results there."""
@@ -75,7 +77,9 @@ class Stored(Struct, frozen=True, eq=False):
         for j in whole.columns:
             column = whole.column + whole.sums[0].place(j // 2)[1]
             with lang.if_(column < p["n"]):
-                finish = Epilogue(whole.activation, whole.extra, column, 2, p["n"])
+                finish = Epilogue(
+                    whole.activation, whole.extra, column, 2, p["n"], operands=NATIVE
+                )
                 for i, line in enumerate(whole.sums):
                     for pair in (j // 2, j // 2 + 2):
                         row = whole.row + (i * M + line.place(pair)[0])

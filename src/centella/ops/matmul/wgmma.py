@@ -35,7 +35,7 @@ from centella.ops.ring import Ring
 from centella.specs import Caps
 
 WARPGROUP = 128  # threads
-REGISTERS = {1: (24, 240), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
+REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}  # producer, consumer; by consumers
 
 
 SIZES = ("m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")
