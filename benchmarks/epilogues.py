@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -23,7 +23,7 @@ import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.emit.program import Kernel
 from centella.ops.matmul import results, wgmma
-from centella.ops.matmul.wgmma import WgmmaTile
+from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
 from centella.ops.operands import KERNEL, NUMPY
 from centella.runtime.plans import Plans
 from centella.tensors.tensor import apply
@@ -32,8 +32,12 @@ Array = np.ndarray[Any, Any]
 # Rows, columns, depth, activation: MiniLM, 512 sentences of 128 tokens.
 SHAPES = ((65536, 1152, 384, ""), (65536, 1536, 384, "gelu"))
 SMALL = ((70, 72, 40, "gelu"),)
-ODD = ((1, 8, 8), (129, 200, 96), (4097, 1536, 392))
-TILES = (
+ODD = ((1, 200, 8), (129, 200, 96), (4097, 1536, 384), (17001, 1160, 320))
+SHIPPED = next(iter(WGMMA_TILES))
+Way = WgmmaTile | str | None  # a tile; a variant; None: what is chosen
+TILES: tuple[Way, ...] = (
+    "resident",
+    SHIPPED,
     WgmmaTile(128, 192, 64, 5, turns=True, staged=32),
     WgmmaTile(128, 192, 64, 4, turns=True, staged=64),
     WgmmaTile(128, 192, 64, 4, staged=192),
@@ -43,10 +47,21 @@ REPLAYED = 1e12  # operations of a replay
 ENDS = 64  # rows at either end that are compared
 
 
-def product(tile: WgmmaTile | None, activation: str) -> Callable[..., ct.Tensor]:
+def named(tile: Way) -> str:
+    """As the log writes it."""
+    return tile if isinstance(tile, str) else title(tile)
+
+
+def entered(tile: Way) -> AbstractContextManager[Any]:
+    """Give this tile to products by warpgroups."""
+    return nullcontext() if isinstance(tile, str) else forced(tile)
+
+
+def product(tile: Way, activation: str) -> Callable[..., ct.Tensor]:
     """f(x W^T + bias) on a tile: to be recorded and planned while it is `forced`."""
     attrs = {"activation": activation, "extras": ("bias",), "alpha": 1.0}
-    return lambda *tensors: apply("linear", *tensors, variant=variant_of(tile), **attrs)
+    variant = tile if isinstance(tile, str) else variant_of(tile)
+    return lambda *tensors: apply("linear", *tensors, variant=variant, **attrs)
 
 
 def wanted(values: list[Array], activation: str) -> Array:
@@ -64,7 +79,7 @@ def operands(m: int, n: int, k: int, dtype: DType) -> list[Array]:
     return [np.asarray(widen(narrow(v.astype(np.float32), dtype), dtype)) for v in values]
 
 
-def checked(device: ct.Device, tile: WgmmaTile | None, dtype: DType, small: bool) -> float:
+def checked(device: ct.Device, tile: Way, dtype: DType, small: bool) -> float:
     """The largest relative Frobenius error over odd shapes, with GELU and without.
 
     Raises:
@@ -75,7 +90,7 @@ def checked(device: ct.Device, tile: WgmmaTile | None, dtype: DType, small: bool
         values = operands(m, n, k, dtype)
         tensors = [ct.asarray(v, dtype, device) for v in values]
         for activation in ("", "gelu"):
-            with forced(tile):
+            with entered(tile):
                 got = widen(product(tile, activation)(*tensors).numpy(), dtype)
             want = wanted(values, activation)
             near = dtype.epsilon * np.abs(want) + 1e-5 * np.abs(want).max()
@@ -87,9 +102,10 @@ def checked(device: ct.Device, tile: WgmmaTile | None, dtype: DType, small: bool
 
 @contextmanager
 def over_erf() -> Iterator[None]:
-    """Have the kernel by warpgroups traced with the activations of the others."""
+    """Have the shipped tile's kernel traced with the activations of the other kernels."""
     kernel = Kernel(wgmma._wgmma, workgroup=384, name="wgmma_erf")
-    with mock.patch.object(wgmma, "wgmma", kernel), mock.patch.object(results, "NATIVE", KERNEL):
+    patched = mock.patch.object
+    with patched(wgmma, "wgmma", kernel), patched(results, "NATIVE", KERNEL), forced(SHIPPED):
         yield
 
 
@@ -112,20 +128,20 @@ def epilogues(args: argparse.Namespace) -> Iterator[Row]:
                 yield from _timed(device, shape, dtype, passed, args)
 
 
-def _passed(device: ct.Device, dtype: DType, small: bool) -> Iterator[WgmmaTile | None]:
+def _passed(device: ct.Device, dtype: DType, small: bool) -> Iterator[Way]:
     for tile in (None, *TILES):
         try:
             worst = checked(device, tile, dtype, small)
         except (ct.LimitError, AssertionError) as error:
-            print(f"{title(tile)} {dtype.name}: not timed, {error}")
+            print(f"{named(tile)} {dtype.name}: not timed, {error}")
         else:
-            print(f"{title(tile)} {dtype.name}: checked, relative error at most {worst:.1e}")
+            print(f"{named(tile)} {dtype.name}: checked, relative error at most {worst:.1e}")
             yield tile
 
 
 def _timed(
     device: ct.Device, shape: tuple[int, int, int, str], dtype: DType,
-    tiles: list[WgmmaTile | None], args: argparse.Namespace,
+    tiles: list[Way], args: argparse.Namespace,
 ) -> Iterator[Row]:  # fmt: skip
     m, n, k, activation = shape
     work = 2.0 * m * n * k
@@ -137,13 +153,13 @@ def _timed(
     ]
     count = 2 if args.small else max(sets, round(REPLAYED / work))
     contestants: dict[str, Call] = {}
-    ways: list[tuple[str, WgmmaTile | None, AbstractContextManager[Any]]] = [
-        (title(tile), tile, forced(tile)) for tile in tiles
+    ways: list[tuple[str, Way, AbstractContextManager[Any]]] = [
+        (named(tile), tile, entered(tile)) for tile in tiles
     ]
     if activation:
-        ways.append(("as chosen, over erf", None, over_erf()))
-    for who, tile, entered in ways:
-        with entered, fresh(device):
+        ways.append((f"{title(SHIPPED)}, over erf", SHIPPED, over_erf()))
+    for who, tile, context in ways:
+        with context, fresh(device):
             op = product(tile, activation)
             replay = device.compile(lambda op=op: [op(*tensors[i % sets]) for i in range(count)])
             got = replay()[-1]

@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
         "--tiles", nargs="?", const="", metavar="WORDS",
-        help="mma, attention-cores, whole-rows: other tiles too: all, or those named with words (a,b)",
+        help="mma, attention-cores, whole-rows: other tiles too: all, or those named with (a,b)",
     )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
     parser.add_argument(

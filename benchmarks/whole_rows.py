@@ -13,7 +13,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
 
@@ -28,8 +28,10 @@ from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.emit.program import Kernel, Program
 from centella.models.bert import BertConfig, BertModel
 from centella.nn.module import Parameter
+from centella.ops.matmul import choice
 from centella.ops.matmul import whole_rows as kernels
 from centella.ops.matmul.problem import LinearAttrs
+from centella.ops.matmul.resident import RESIDENT
 from centella.ops.matmul.whole_rows import WHOLE_ROWS, RowsTile
 from centella.ops.norm import NormAttrs
 from centella.specs import Caps
@@ -226,6 +228,13 @@ def _compare(got: Array, values: list[Array], turn: int, dtype: DType) -> None:
 
 # -- MiniLM ----------------------------------------------------------------------------------------
 
+NO_ROWS: tuple[Any, Any] = (kernels, ())
+NO_RESIDENT: tuple[Any, Any] = (choice, tuple(v for v in choice.ORDER if v is not RESIDENT))
+WAYS: dict[str, list[tuple[Any, Any]]] = {
+    "as chosen": [], "without whole rows": [NO_ROWS], "without resident rows": [NO_RESIDENT],
+    "without both": [NO_ROWS, NO_RESIDENT],
+}  # fmt: skip
+
 
 def model_of(device: ct.Device, small: bool) -> BertModel:
     """MiniLM-L6's sizes, random weights."""
@@ -271,16 +280,17 @@ def minilm(device: ct.Device, name: str, args: argparse.Namespace) -> Iterator[R
 
     contestants: dict[str, Call] = {}
     vectors: dict[str, Array] = {}
-    for who, order in (
-        ("joined", nullcontext()),
-        ("apart", mock.patch.object(kernels, "ORDER", ())),
-    ):
-        with order, fresh(device):
+    for who, changed in WAYS.items():
+        with ExitStack() as ways:
+            for module, order in changed:
+                ways.enter_context(mock.patch.object(module, "ORDER", order))
+            ways.enter_context(fresh(device))
             replay = device.compile(embed, ids, lengths)
             vectors[who] = replay(ids, lengths).numpy()
             _print_kernels(who, lambda r=replay: r(ids, lengths).numpy())
         contestants[who] = round_of(lambda r=replay: r(ids, lengths), device.synchronize)
-    cosine = float(np.min(np.sum(vectors["joined"] * vectors["apart"], -1)))
+    first, *others = vectors.values()
+    cosine = min(float(np.min(np.sum(first * other, -1))) for other in others)
     assert cosine > 0.999, cosine
     for who, times in alternate(contestants, args.rounds).items():
         row = summary(times, texts * REPLAYS)

@@ -77,9 +77,7 @@ class Stored(Struct, frozen=True, eq=False):
         for j in whole.columns:
             column = whole.column + whole.sums[0].place(j // 2)[1]
             with lang.if_(column < p["n"]):
-                finish = Epilogue(
-                    whole.activation, whole.extra, column, 2, p["n"], operands=NATIVE
-                )
+                finish = Epilogue(whole.activation, whole.extra, column, 2, p["n"], operands=NATIVE)
                 for i, line in enumerate(whole.sums):
                     for pair in (j // 2, j // 2 + 2):
                         row = whole.row + (i * M + line.place(pair)[0])

@@ -13,7 +13,7 @@ Rows of A, B, residual and results start on 16 bytes; columns are a multiple of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -22,7 +22,6 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.lang.values import Expr
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.layout import rows_of
@@ -31,6 +30,7 @@ from centella.ops.matmul.mma import takes
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Constants, Product, Scalars, launch
 from centella.ops.matmul.results import K, M
+from centella.ops.matmul.row_norms import NormedRows
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.ring import Ring
 from centella.specs import Caps
@@ -165,7 +165,7 @@ def _consume(shared: _Shared, kind: str, extra: dict[str, Any], words: tuple[str
     turn = lang.var(0, u32)
     sums = [lang.ptx.Fragment(f32, (M, tile.half)) for _ in range(2)]
     leader = lang.local_id() % WARPGROUP == 0
-    rows = _Rows(shared, sums, mine, extra, words)
+    rows = NormedRows(shared.rows, sums, mine, extra, words)
     for number in shared.tiles():
         last = _multiply(shared, ring, sums, mine, leader)
         lang.ptx.wgmma_wait(0)
@@ -216,136 +216,6 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], mine: Any, leader: A
         before.set(stage)
         ring.advance()
     return before
-
-
-class _Rows:
-    """The rows of a consumer's tile: of each 16 columns a thread has two pairs in two rows."""
-
-    def __init__(
-        self, shared: _Shared, sums: list[Any], mine: Any, extra: dict[str, Any],
-        words: tuple[str, ...],
-    ) -> None:  # fmt: skip
-        self.shared, self.sums, self.extra, self.words = shared, sums, extra, words
-        thread = lang.local_id()
-        line = thread // 32 % 4 * 16 + thread % 16
-        self.first = shared.rows.chunk(line, thread // 16 % 2, mine)
-        self.across = thread % 4 * 2
-        self.leads = thread % 4 == 0  # has the first element of its rows
-
-    def normalise(self, kind: str) -> None:
-        """From sums to results in shared memory; statistics as `ops.norm` has them."""
-        blocks = range(self.shared.tile.columns // K)
-        means = self._centred(blocks) if kind == "layer" else self._completed(blocks)
-        totals = _Totals()
-        for block in blocks:
-            values = self._pairs(block)
-            if means:
-                values = [[v - means[r % 2] for v in pair] for r, pair in enumerate(values)]
-                self._put(block, values)
-            totals.add(values, lambda total, v: lang.fma(v, v, total))
-        eps = lang.parameter("eps", f32)
-        factors = [1.0 / lang.sqrt(square + eps) for square in totals.means(len(blocks) * K)]
-        for block in blocks:
-            self._store(block, factors)
-
-    def _completed(self, blocks: range) -> list[Expr]:
-        """Put values in place of the sums; no means."""
-        for block in blocks:
-            self._put(block, self._values(block))
-        return []
-
-    def _centred(self, blocks: range) -> list[Expr]:
-        """Put values less the first of their row in place of the sums; the means of those."""
-        totals, firsts = _Totals(), list[Any]()
-        for block in blocks:
-            values = self._values(block)
-            if not firsts:
-                own = [lang.select(self.leads, values[r][0], 0.0) for r in range(2)]
-                firsts = [_over_row(v) for v in own]
-            values = [[v - firsts[r % 2] for v in pair] for r, pair in enumerate(values)]
-            self._put(block, values)
-            totals.add(values, lambda total, v: total + v)
-        return totals.means(len(blocks) * K)
-
-    def _values(self, block: int) -> list[list[Any]]:
-        """The sums of 16 columns with bias and residual."""
-        pairs = self._pairs(block)
-        if "bias" in self.extra:
-            bias = self._vector("bias", block)
-            pairs = [[v + w for v, w in zip(pair, bias[r // 2], strict=True)]
-                     for r, pair in enumerate(pairs)]  # fmt: skip
-        if self.shared.map_residual is not None:
-            rows = self.shared.rows
-            held = lang.ptx.Fragment(rows.dtype, (16, K))
-            lang.ptx.ldmatrix(rows, rows.right(self.first, 2 * block), held)
-            pairs = [[v + w for v, w in zip(pair, held[r], strict=True)]
-                     for r, pair in enumerate(pairs)]  # fmt: skip
-        return pairs
-
-    def _store(self, block: int, factors: list[Expr]) -> None:
-        """Write 16 columns of the results over those of the residual."""
-        rows = self.shared.rows
-        pairs = [[v * factors[r % 2] for v in pair] for r, pair in enumerate(self._pairs(block))]
-        steps: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
-            ("weight", lambda v, w: v * w), ("shift", lambda v, w: v + w),
-        )  # fmt: skip
-        for name, combine in steps:
-            if name in self.extra:
-                vector = self._vector(name, block)
-                pairs = [[combine(v, w) for v, w in zip(pair, vector[r // 2], strict=True)]
-                         for r, pair in enumerate(pairs)]  # fmt: skip
-        out = lang.ptx.Fragment(rows.dtype, (16, K))
-        for r, pair in enumerate(pairs):
-            out[r] = (pair[0], pair[1])
-        lang.ptx.stmatrix(rows, rows.right(self.first, 2 * block), out)
-
-    def _at(self, block: int) -> tuple[Any, int]:
-        """The fragment that has 16 columns, and the first of the eight registers."""
-        whole, part = divmod(block * K, self.shared.tile.half)
-        return self.sums[whole], part // 2
-
-    def _pairs(self, block: int) -> list[list[Any]]:
-        """Two neighbours in the upper row, in the lower, and eight columns further on."""
-        fragment, start = self._at(block)
-        return [[fragment[start + 2 * r + e] for e in range(2)] for r in range(4)]
-
-    def _put(self, block: int, values: list[list[Any]]) -> None:
-        """Write them back: registers of a fragment live on in the next tile's products."""
-        fragment, start = self._at(block)
-        for r, pair in enumerate(values):
-            for e, v in enumerate(pair):
-                fragment[start + 2 * r + e] = v
-
-    def _vector(self, name: str, block: int) -> list[list[Expr]]:
-        """What two of this thread's columns have, and those eight further on."""
-        operand = self.extra[name]
-        columns: list[Any] = [self.across + (block * K + right) for right in (0, 8)]
-        if name in self.words and operand.dtype.per_word == 2:
-            return [operand.load_word(c) for c in columns]
-        return [[operand[c], operand[c + 1]] for c in columns]
-
-
-class _Totals:
-    """What adds up over a thread's two rows: of either a total of even columns, and of odd ones."""
-
-    def __init__(self) -> None:
-        self._rows: list[list[Any]] = [[lang.const(0.0, f32)] * 2 for _ in range(2)]
-
-    def add(self, pairs: list[list[Any]], more: Callable[[Any, Any], Any]) -> None:
-        """Those of 16 columns."""
-        for r, pair in enumerate(pairs):
-            self._rows[r % 2] = [more(t, v) for t, v in zip(self._rows[r % 2], pair, strict=True)]
-
-    def means(self, length: int) -> list[Expr]:
-        """Over whole rows, of so many columns."""
-        return [_over_row(even + odd) / float(length) for even, odd in self._rows]
-
-
-def _over_row(value: Any) -> Any:
-    """The sum over the four lanes that have a row."""
-    for mask in (1, 2):
-        value = value + lang.shuffle_xor(value, mask)
-    return value
 
 
 whole_rows: Kernel = Kernel(_whole_rows, workgroup=384, name="whole_rows")
