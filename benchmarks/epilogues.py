@@ -1,8 +1,8 @@
 """Products with what follows them, as MiniLM has them: tiles by warpgroups, each checked first.
 
 Bias, and bias with GELU, of depth 384, where a tile's epilogue takes as long as its products. The
-same by the tile that is chosen, by others, and with GELU over erf as the other kernels have it,
-over operands in turn that are more than four times the L2 cache.
+same in clusters, and with GELU over erf as the other kernels have it, over operands in turn that
+are more than four times the L2 cache.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, ROTATED, round_of
 from measure import Call, Row, alternate, summary
+from msgspec.structs import replace
 from tensor_cores import FROBENIUS, error_of, forced, title, variant_of
 
 import centella as ct
@@ -34,34 +35,15 @@ SHAPES = ((65536, 1152, 384, ""), (65536, 1536, 384, "gelu"))
 SMALL = ((70, 72, 40, "gelu"),)
 ODD = ((1, 200, 8), (129, 200, 96), (4097, 1536, 384), (17001, 1160, 320))
 SHIPPED = next(iter(WGMMA_TILES))
-Way = WgmmaTile | str | None  # a tile; a variant; None: what is chosen
-TILES: tuple[Way, ...] = (
-    "resident",
-    SHIPPED,
-    WgmmaTile(128, 192, 64, 5, turns=True, staged=32),
-    WgmmaTile(128, 192, 64, 4, turns=True, staged=64),
-    WgmmaTile(128, 192, 64, 4, staged=192),
-    WgmmaTile(128, 256, 64, 4, staged=128),
-)
+TILES = (SHIPPED, replace(SHIPPED, cluster=2))
 REPLAYED = 1e12  # operations of a replay
 ENDS = 64  # rows at either end that are compared
 
 
-def named(tile: Way) -> str:
-    """As the log writes it."""
-    return tile if isinstance(tile, str) else title(tile)
-
-
-def entered(tile: Way) -> AbstractContextManager[Any]:
-    """Give this tile to products by warpgroups."""
-    return nullcontext() if isinstance(tile, str) else forced(tile)
-
-
-def product(tile: Way, activation: str) -> Callable[..., ct.Tensor]:
+def product(tile: WgmmaTile, activation: str) -> Callable[..., ct.Tensor]:
     """f(x W^T + bias) on a tile: to be recorded and planned while it is `forced`."""
     attrs = {"activation": activation, "extras": ("bias",), "alpha": 1.0}
-    variant = tile if isinstance(tile, str) else variant_of(tile)
-    return lambda *tensors: apply("linear", *tensors, variant=variant, **attrs)
+    return lambda *tensors: apply("linear", *tensors, variant=variant_of(tile), **attrs)
 
 
 def wanted(values: list[Array], activation: str) -> Array:
@@ -79,7 +61,7 @@ def operands(m: int, n: int, k: int, dtype: DType) -> list[Array]:
     return [np.asarray(widen(narrow(v.astype(np.float32), dtype), dtype)) for v in values]
 
 
-def checked(device: ct.Device, tile: Way, dtype: DType, small: bool) -> float:
+def checked(device: ct.Device, tile: WgmmaTile, dtype: DType, small: bool) -> float:
     """The largest relative Frobenius error over odd shapes, with GELU and without.
 
     Raises:
@@ -90,7 +72,7 @@ def checked(device: ct.Device, tile: Way, dtype: DType, small: bool) -> float:
         values = operands(m, n, k, dtype)
         tensors = [ct.asarray(v, dtype, device) for v in values]
         for activation in ("", "gelu"):
-            with entered(tile):
+            with forced(tile):
                 got = widen(product(tile, activation)(*tensors).numpy(), dtype)
             want = wanted(values, activation)
             near = dtype.epsilon * np.abs(want) + 1e-5 * np.abs(want).max()
@@ -128,20 +110,20 @@ def epilogues(args: argparse.Namespace) -> Iterator[Row]:
                 yield from _timed(device, shape, dtype, passed, args)
 
 
-def _passed(device: ct.Device, dtype: DType, small: bool) -> Iterator[Way]:
-    for tile in (None, *TILES):
+def _passed(device: ct.Device, dtype: DType, small: bool) -> Iterator[WgmmaTile]:
+    for tile in TILES:
         try:
             worst = checked(device, tile, dtype, small)
         except (ct.LimitError, AssertionError) as error:
-            print(f"{named(tile)} {dtype.name}: not timed, {error}")
+            print(f"{title(tile)} {dtype.name}: not timed, {error}")
         else:
-            print(f"{named(tile)} {dtype.name}: checked, relative error at most {worst:.1e}")
+            print(f"{title(tile)} {dtype.name}: checked, relative error at most {worst:.1e}")
             yield tile
 
 
 def _timed(
     device: ct.Device, shape: tuple[int, int, int, str], dtype: DType,
-    tiles: list[Way], args: argparse.Namespace,
+    tiles: list[WgmmaTile], args: argparse.Namespace,
 ) -> Iterator[Row]:  # fmt: skip
     m, n, k, activation = shape
     work = 2.0 * m * n * k
@@ -153,8 +135,8 @@ def _timed(
     ]
     count = 2 if args.small else max(sets, round(REPLAYED / work))
     contestants: dict[str, Call] = {}
-    ways: list[tuple[str, Way, AbstractContextManager[Any]]] = [
-        (named(tile), tile, entered(tile)) for tile in tiles
+    ways: list[tuple[str, WgmmaTile, AbstractContextManager[Any]]] = [
+        (title(tile), tile, forced(tile)) for tile in tiles
     ]
     if activation:
         ways.append((f"{title(SHIPPED)}, over erf", SHIPPED, over_erf()))

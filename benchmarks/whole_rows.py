@@ -28,10 +28,8 @@ from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.emit.program import Kernel, Program
 from centella.models.bert import BertConfig, BertModel
 from centella.nn.module import Parameter
-from centella.ops.matmul import choice
 from centella.ops.matmul import whole_rows as kernels
 from centella.ops.matmul.problem import LinearAttrs
-from centella.ops.matmul.resident import RESIDENT
 from centella.ops.matmul.whole_rows import WHOLE_ROWS, RowsTile
 from centella.ops.norm import NormAttrs
 from centella.specs import Caps
@@ -44,19 +42,21 @@ SHAPES = ((65536, 384, 384), (65536, 384, 1536))  # MiniLM, 512 x 128: rows, col
 SMALL = ((131, 128, 72),)
 ODD = ((1, 384, 8), (65, 384, 40), (129, 384, 1536), (777, 64, 136), (300, 320, 31 * 8),
        (20000, 384, 384))  # fmt: skip
-TILES = ((32, 4), (64, 2), (32, 3), (16, 8))  # depth of a stage, stages: first what is shipped
+Shape = tuple[int, int, int]  # depth of a stage, stages, groups of a cluster
+TILES: tuple[Shape, ...] = ((64, 2, 2), (64, 2, 1), (32, 4, 2), (32, 4, 1))  # first the shipped one
 EXTRAS = (("bias", "residual"), ("bias",), ("residual",), ())
 REPLAYED = 1e12  # operations of a replay
 NEAR = 4e-4  # in units of the largest result, beside the rounding of the store
 ENDS = 64  # rows at either end that are compared
 
 
-def title(tile: tuple[int, int]) -> str:
+def title(tile: Shape) -> str:
     """A tile as it is printed."""
-    return f"whole rows, {tile[0]} deep, {tile[1]} stages"
+    alone = "" if tile[2] == 1 else f", clusters of {tile[2]}"
+    return f"whole rows, {tile[0]} deep, {tile[1]} stages{alone}"
 
 
-def forced(tile: tuple[int, int]) -> AbstractContextManager[Any]:
+def forced(tile: Shape) -> AbstractContextManager[Any]:
     """Let a variant of the tile's title be the kernel on it."""
 
     def tile_of(form: Any, caps: Caps) -> RowsTile | None:
@@ -106,7 +106,7 @@ def wanted(values: list[Array], extras: tuple[str, ...], rows: Array) -> Array:
     return np.asarray(y * more[-2] + more[-1])
 
 
-def check(device: ct.Device, tile: tuple[int, int], dtype: DType, small: bool) -> float:
+def check(device: ct.Device, tile: Shape, dtype: DType, small: bool) -> float:
     """The largest relative Frobenius error over odd shapes.
 
     Raises:
@@ -161,9 +161,7 @@ def whole_rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from minilm(device, name, args)
 
 
-def _checked(
-    device: ct.Device, tiles: list[tuple[int, int]], dtype: DType, small: bool
-) -> Iterator[tuple[int, int]]:
+def _checked(device: ct.Device, tiles: list[Shape], dtype: DType, small: bool) -> Iterator[Shape]:
     for tile in tiles:
         try:
             worst = check(device, tile, dtype, small)
@@ -179,7 +177,7 @@ def _checked(
 
 
 def _timed(
-    device: ct.Device, shape: tuple[int, int, int], dtype: DType, tiles: list[tuple[int, int]],
+    device: ct.Device, shape: tuple[int, int, int], dtype: DType, tiles: list[Shape],
     args: argparse.Namespace,
 ) -> Iterator[Row]:  # fmt: skip
     m, n, k = shape
@@ -229,11 +227,7 @@ def _compare(got: Array, values: list[Array], turn: int, dtype: DType) -> None:
 # -- MiniLM ----------------------------------------------------------------------------------------
 
 NO_ROWS: tuple[Any, Any] = (kernels, ())
-NO_RESIDENT: tuple[Any, Any] = (choice, tuple(v for v in choice.ORDER if v is not RESIDENT))
-WAYS: dict[str, list[tuple[Any, Any]]] = {
-    "as chosen": [], "without whole rows": [NO_ROWS], "without resident rows": [NO_RESIDENT],
-    "without both": [NO_ROWS, NO_RESIDENT],
-}  # fmt: skip
+WAYS: dict[str, list[tuple[Any, Any]]] = {"as chosen": [], "without whole rows": [NO_ROWS]}
 
 
 def model_of(device: ct.Device, small: bool) -> BertModel:

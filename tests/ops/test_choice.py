@@ -277,9 +277,8 @@ def test_hopper_multiplies_by_warpgroups() -> None:
     """By default, where there are rows to share a weight; another target has no such thing."""
     for m, n, k in ((33, 384, 384), (4096, 4096, 4096), (65536, 1536, 384), (128, 5, 1)):
         for dtype in (f16, bf16):
-            kernel = "resident" if m == 65536 else "wgmma"
-            assert choose(problem(m, n, k), (dtype, dtype), HOPPER) == kernel
-        assert choose(problem(m, n, k), (f32, f32), HOPPER) not in ("wgmma", "mma", "resident")
+            assert choose(problem(m, n, k), (dtype, dtype), HOPPER) == "wgmma"
+        assert choose(problem(m, n, k), (f32, f32), HOPPER) not in ("wgmma", "mma")
         for other in (replace(HOPPER, arch="sm_100"), replace(HOPPER, max_shared=99 << 10)):
             assert choose(problem(m, n, k), (f16, f16), other) == "mma"
         assert choose(problem(m, n, k), (f16, f16), replace(HOPPER, target="ir")) != "wgmma"

@@ -5,7 +5,6 @@ The first of the list that is preferred and fits:
 skinny_mma             m <= 32 of f16, bf16, i8, on tensor cores `skinny.py`
 gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
 columns                m <= 16, B contiguous along n             `columns.py`
-resident               f16 and bf16 on Hopper, A is shallow      `resident.py`
 wgmma                  f16 and bf16 on Hopper                    `wgmma.py`
 mma                    the same from sm_80 on                    `mma.py`
 large, medium, small   the rest, by the tile that fits           `tiled.py`
@@ -23,7 +22,6 @@ from centella.ops.matmul import repack
 from centella.ops.matmul.columns import COLUMNS
 from centella.ops.matmul.mma import MMA
 from centella.ops.matmul.product import Product
-from centella.ops.matmul.resident import RESIDENT
 from centella.ops.matmul.skinny import SKINNY_MMA
 from centella.ops.matmul.thin import GEMV, SKINNY
 from centella.ops.matmul.tiled import TILED
@@ -31,7 +29,7 @@ from centella.ops.matmul.wgmma import WGMMA
 from centella.specs import Caps
 
 ORDER: tuple[Variant[Product, Any], ...] = (
-    SKINNY_MMA, GEMV, SKINNY, COLUMNS, RESIDENT, WGMMA, MMA, *TILED,
+    SKINNY_MMA, GEMV, SKINNY, COLUMNS, WGMMA, MMA, *TILED,
 )  # fmt: skip
 
 

@@ -42,11 +42,14 @@ class Epilogue:
 
     def __call__(self, sums: list[Expr], row: Operand) -> list[Expr]:
         """The outputs of a row from their sums."""
-        out = [v * self._alpha for v in sums]
+        factors = [self._alpha] * len(sums)
         if "scale" in self._vectors:
-            out = [v * s for v, s in zip(out, self._vectors["scale"], strict=True)]
+            sums, factors = [v * self._alpha for v in sums], self._vectors["scale"]
         if "bias" in self._vectors:
-            out = [v + b for v, b in zip(out, self._vectors["bias"], strict=True)]
+            terms = zip(sums, factors, self._vectors["bias"], strict=True)
+            out = [lang.fma(v, f, b) for v, f, b in terms]
+        else:
+            out = [v * f for v, f in zip(sums, factors, strict=True)]
         if self._activation:
             out = [ACTIVATIONS[self._activation](self._operands, v) for v in out]
         if "residual" in self._extra:

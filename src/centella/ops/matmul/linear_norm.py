@@ -5,8 +5,9 @@
     y = h / sqrt(mean(h^2) + eps) * weight                   of the kind "rms"
 
 The planner makes this op of `linear` and the norm that alone reads its result, where a kernel takes
-both (`whole_rows.py`); nobody records it. The norm is of the f32 sums, which are not rounded
-between the two, so the result is that of the two ops within rounding, and no less exact.
+both (`whole_rows.py`); nobody records it. Elsewhere its launches are those of the two (`apart`).
+The norm is of the f32 sums, which are not rounded between the two, so the result is that of the two
+ops within rounding, and no less exact.
 """
 
 from __future__ import annotations
@@ -78,6 +79,6 @@ def preferred(form: Form[LinearNormAttrs], caps: Caps) -> bool:
 
 LINEAR_NORM: Op[LinearNormAttrs] = Op(
     "linear_norm", rule, reference, "centella.ops.matmul.whole_rows:lower", takes_rows,
-    ("whole_rows",), attrs=LinearNormAttrs, axes=axes_of, flops=flops_of, preferred=preferred,
-    doc=__doc__ or "",
+    ("whole_rows", "apart"), attrs=LinearNormAttrs, axes=axes_of, flops=flops_of,
+    preferred=preferred, doc=__doc__ or "",
 )  # fmt: skip

@@ -21,7 +21,11 @@ M, K = 64, 16  # of one product
 
 
 class Finish(Struct, frozen=True, eq=False):
-    """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows."""
+    """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows.
+
+    Attributes:
+        ready: by column, epilogues whose vectors are loaded.
+    """
 
     batch: Any
     row: Any
@@ -32,6 +36,12 @@ class Finish(Struct, frozen=True, eq=False):
     activation: str
     extra: dict[str, Any]
     words: tuple[str, ...]
+    ready: dict[int, Epilogue] = {}
+
+    def begin(self) -> None:
+        """Load what columns have: while products are under way, that takes no time."""
+        for j in self.columns:
+            self.ready[j] = self._column(j)
 
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
@@ -41,7 +51,7 @@ class Finish(Struct, frozen=True, eq=False):
         rounded = [lang.ptx.Fragment(ring.dtype, (M, K)) for _ in self.sums]
         for j in self.columns[::2]:
             for right in range(2):
-                for i, below, out in self._pairs(j + 8 * right, self._column(j + 8 * right)):
+                for i, below, out in self._pairs(j + 8 * right, self.ready[j + 8 * right]):
                     rounded[i][below % M // 8 + 2 * right] = tuple(out)
             chunk = ring.right(first, (j - self.columns.start) // 8)
             for i, fragment in enumerate(rounded):
@@ -71,6 +81,9 @@ class Stored(Struct, frozen=True, eq=False):
     y: Any
     p: dict[str, Any]
 
+    def begin(self, parts: list[Finish]) -> None:
+        """Nothing: a thread past the edge has no columns."""
+
     def take(self, whole: Finish, mine: Any, leader: Any) -> None:
         """Write columns of a tile."""
         p = self.p
@@ -97,6 +110,11 @@ class Staged:
         self.ring: lang.ptx.SharedTile = lang.ptx.SharedTile(y.dtype, shape)
         extents = (p["n"], p["m"], lang.parameter("batches", u32))
         self.map: Any = lang.ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
+
+    def begin(self, parts: list[Finish]) -> None:
+        """Load what columns have, the last products under way."""
+        for part in parts:
+            part.begin()
 
     def close(self, leader: Operand) -> None:
         """The last ones leave before the group ends."""

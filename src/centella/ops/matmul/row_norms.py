@@ -18,11 +18,8 @@ from centella.ops.matmul.results import K
 class NormedRows:
     """The rows of a consumer's tile: of each 16 columns a thread has two pairs in two rows."""
 
-    def __init__(
-        self, rows: Any, sums: list[Any], mine: Any, extra: dict[str, Any],
-        words: tuple[str, ...],
-    ) -> None:  # fmt: skip
-        self.rows, self.sums, self.extra, self.words = rows, sums, extra, words
+    def __init__(self, rows: Any, sums: list[Any], mine: Any, extra: dict[str, Any]) -> None:
+        self.rows, self.sums, self.extra = rows, sums, extra
         thread = lang.local_id()
         line = thread // 32 % 4 * 16 + thread % 16
         self.first = rows.chunk(line, thread // 16 % 2, mine)
@@ -73,9 +70,9 @@ class NormedRows:
                      for r, pair in enumerate(pairs)]  # fmt: skip
         if "residual" in self.extra:
             rows = self.rows
-            held = lang.ptx.Fragment(rows.dtype, (16, K))
-            lang.ptx.ldmatrix(rows, rows.right(self.first, 2 * block), held)
-            pairs = [[v + w for v, w in zip(pair, held[r], strict=True)]
+            lines = lang.ptx.Fragment(rows.dtype, (16, K))
+            lang.ptx.ldmatrix(rows, rows.right(self.first, 2 * block), lines)
+            pairs = [[v + w for v, w in zip(pair, lines[r], strict=True)]
                      for r, pair in enumerate(pairs)]  # fmt: skip
         return pairs
 
@@ -116,10 +113,7 @@ class NormedRows:
     def _vector(self, name: str, block: int) -> list[list[Expr]]:
         """What two of this thread's columns have, and those eight further on."""
         operand = self.extra[name]
-        columns: list[Any] = [self.across + (block * K + right) for right in (0, 8)]
-        if name in self.words and operand.dtype.per_word == 2:
-            return [operand.load_word(c) for c in columns]
-        return [[operand[c], operand[c + 1]] for c in columns]
+        return [operand.load_word(self.across + (block * K + right)) for right in (0, 8)]
 
 
 class Totals:

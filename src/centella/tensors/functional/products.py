@@ -37,7 +37,7 @@ def matmul(
         dtype: of the result, a float one; default: that of a and b. Sums are f32 and are rounded
             to it once.
         variant: force a kernel ("gemv", "skinny", "skinny_mma", "columns", "small", "medium",
-            "large", "mma", "wgmma", "resident"), for tests and benchmarks.
+            "large", "mma", "wgmma"), for tests and benchmarks.
 
     Raises:
         ShapeError, DTypeError: for shapes or dtypes that do not fit these.
