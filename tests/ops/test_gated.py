@@ -16,7 +16,7 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.lang import KernelIR
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.matmul import mma, wgmma
+from centella.ops.matmul import NORMED, mma, wgmma
 from centella.ops.matmul.mma import MMA_TILES, MmaTile
 from centella.ops.matmul.wgmma import GATED_TILES, WgmmaTile
 from centella.ops.operands import NUMPY
@@ -25,7 +25,7 @@ from centella.specs import Spec, make_spec
 from centella.tensors import functional
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_mma import BEYOND, CAPS
-from tests.support.launched import laid_out, one_launch, parameters, result, rounded
+from tests.support.launched import laid_out, one_launch, op_form, parameters, result, rounded
 
 Array = np.ndarray[Any, Any]
 SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=32, gated=True)
@@ -149,6 +149,35 @@ def test_groups_take_what_there_is(resident: int, variant: str) -> None:
     lowered(300, 60, 100, variant=variant).check(resident=resident)
 
 
+@pytest.mark.parametrize(
+    ("rows", "gate", "extras", "dtype", "taken"),
+    [
+        (512, "silu", (), bf16, True), (33, "gelu", ("bias",), f16, True),
+        (32, "silu", (), bf16, False), (512, "", (), bf16, False), (512, "silu", (), f32, False),
+        (512, "silu", ("norm",), bf16, False),
+    ],
+)  # fmt: skip
+def test_where_it_is_chosen(
+    rows: int, gate: str, extras: tuple[str, ...], dtype: DType, taken: bool
+) -> None:
+    """Rows that tensor cores take in tiles; a norm is a launch of its own."""
+    shapes = {"norm": (64,), "bias": (160,)}
+    inputs = [
+        make_spec(s, dtype, 16) for s in ((rows, 64), (160, 64), *(shapes[e] for e in extras))
+    ]
+    y = make_spec((rows, 80 if gate else 160), dtype, 16)
+    attrs = {"extras": extras, "gate": gate, "eps": 1e-6, "alpha": 1.0}
+    form = op_form(NORMED, tuple(inputs), (y,), attrs)
+    assert NORMED.preferred is not None
+    for caps, kernel in (
+        (CAPS, "wgmma"),
+        (replace(CAPS, arch="sm_89", max_shared=99 << 10), "mma"),
+    ):
+        assert NORMED.preferred(form, caps) is taken
+        if taken:
+            assert [call.kernel.name for call in form.lower(caps).calls] == [kernel]
+
+
 @needs_ptxas
 @pytest.mark.parametrize("tile", TILES, ids=name)
 def test_tiles_stay_in_registers(
@@ -182,9 +211,9 @@ def test_the_function_is_what_it_stands_for(device: ct.Device, gate: str, normed
     random = np.random.default_rng(3)
     shapes = ((2, 30, 48), (80, 48), (80,), (48,))
     x, w, bias, norm = (ct.asarray(random.standard_normal(s), "f16", device) for s in shapes)
-    given = {"norm": norm if normed else None, "bias": bias, "gate": gate}
+    given = norm if normed else None
     chosen, apart = (
-        functional.normed_linear(x, w, variant=variant, **given).astype("f32").numpy()
-        for variant in (None, "apart")
-    )
+        functional.normed_linear(x, w, given, bias=bias, gate=gate, variant=variant)
+        .astype("f32").numpy() for variant in (None, "apart")
+    )  # fmt: skip
     np.testing.assert_allclose(chosen, apart, rtol=4e-3, atol=4e-3 * np.abs(apart).max())

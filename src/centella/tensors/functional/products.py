@@ -141,8 +141,7 @@ def normed_linear(
         gate: the activation of the first half, a name that `linear` takes.
         activation, bias, residual, alpha, dtype: as for `linear`; with a gate neither activation
             nor residual.
-        variant: force the one launch ("joined"), a kernel of product and gate ("wgmma", "mma"), or
-            launches of their own ("apart"), for tests and benchmarks.
+        variant: force the launch of few rows ("joined"), of a gate ("wgmma", "mma"), or "apart".
 
     Returns:
         [..., n].
@@ -162,9 +161,9 @@ def normed_linear(
         "normed_linear", variant, gate=opened, kind=kind, eps=epsilon("normed_linear", eps),
         activation=_activation("normed_linear", activation), **numbers,
     )  # fmt: skip
-    after = {"bias": bias, "residual": residual}
+    extras = {"norm": norm, "shift": shift, "bias": bias, "residual": residual}
     if isinstance(weight, Tensor):
-        joined = _joined(x, weight, {"norm": norm, "shift": shift, **after}, attrs)
+        joined = _joined(x, weight, extras, attrs)
         if joined is not None:
             return joined
     elif variant not in (None, APART):
@@ -172,10 +171,9 @@ def normed_linear(
     h = x
     if norm is not None:
         h = layer_norm(x, norm, shift, eps) if layer else rms_norm(x, norm, eps)
-        if opened and isinstance(weight, Tensor):  # the rest in one launch
-            joined = _joined(h, weight, after, {**attrs, "kind": "rms"})
-            if joined is not None:
-                return joined
+        if opened:
+            more: dict[str, Any] = {"alpha": alpha, "dtype": dtype, "variant": variant}
+            return normed_linear(h, weight, gate=gate, bias=bias, **more)
     if not opened:
         return linear(
             h, weight, bias, activation=activation, residual=residual, alpha=alpha, dtype=dtype
@@ -190,8 +188,8 @@ def _joined(
 ) -> Tensor | None:
     """All of it as one op, where that is preferred."""
     present = {n: t for n, t in extras.items() if t is not None}
-    attrs = {**attrs, "extras": tuple(present)}
-    results = apply_preferred(get("normed_linear"), (x, weight, *present.values()), attrs)
+    operands, attrs = (x, weight, *present.values()), {**attrs, "extras": tuple(present)}
+    results = apply_preferred(get("normed_linear"), operands, attrs)
     return None if results is None else results[0]
 
 
