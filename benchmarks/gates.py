@@ -78,7 +78,7 @@ def error_of(got: Array, want: Array) -> float:
 
 
 def check(device: ct.Device, dtype: DType, small: bool) -> None:
-    """Every kernel, shape and activation.
+    """Every kernel and shape; all activations of the first kernel in f16, two of others.
 
     Raises:
         AssertionError: for one past its bound.
@@ -88,7 +88,7 @@ def check(device: ct.Device, dtype: DType, small: bool) -> None:
         for m, n, k in (SMALL[0][:3],) if small else ODD:
             values = operands(m, n, k, dtype)
             given = [ct.asarray(v, dtype, device) for v in values]
-            for gate in ACTIVATIONS:
+            for gate in ACTIVATIONS if (variant, dtype) == ("wgmma", f16) else ("gelu", "silu"):
                 got = F.normed_linear(*given, gate=gate, variant=variant).astype("f32").numpy()
                 worst = max(worst, error_of(got, wanted(gate, *values)))
         assert worst < FROBENIUS[dtype.name], (variant, dtype.name, worst)
