@@ -21,6 +21,7 @@
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
+    python benchmarks/run.py gates --devices cuda --json results/gates.json
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
     python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
     python benchmarks/run.py sentence --model DIR --devices cuda --json results/sentence.json
@@ -66,6 +67,7 @@ from decode import decode, decode_sweep
 from encoder import encoder
 from every import CASES, every
 from fresh import first, start
+from gates import gates
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
@@ -243,7 +245,7 @@ BENCHES = {
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
     "search": search, "several": several, "speech": speech, "timeline": timeline,
     "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
-    "speculation": speculation, "llama": llama,
+    "speculation": speculation, "llama": llama, "gates": gates,
 }  # fmt: skip
 
 
