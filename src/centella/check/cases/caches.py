@@ -72,6 +72,7 @@ def rope_cache_write() -> Row:
     all_cases += [case(2, 6, 3, 3, d, 4, True, interleaved=True, layout="pads") for d in (10, 20)]
     all_cases += [
         case(1, 8, 8, 1, 64, 32),
+        case(2, 6, 2, 5, 64, 32, True, 3),
         case(3, 1, 1, 4, 24, 8, True, 9),
         case(0, 2, 1, 1, 8, 4),
     ]
