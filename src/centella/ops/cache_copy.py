@@ -103,7 +103,7 @@ def lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     scalars = {"block": size, "heads": heads, "pool": blocks, "dim": keys.shape[3],
                **strides_of(**names)}  # fmt: skip
     refs = (Ref(len(pools), copies), *(Ref(i, flat(s)) for i, s in enumerate(pools)))
-    changes = dict.fromkeys(("keys", "values", "scales")[: len(pools)], 1)
+    changes: dict[str, int] = dict.fromkeys(("keys", "values", "scales")[: len(pools)], 1)
     params = signature({"copies": 2}, {}, changes)
     rows, width = copies.shape[0] * heads * size, width_of(keys, chunk)
     constants, across = (("chunk", chunk),), whole_rows(keys, values)

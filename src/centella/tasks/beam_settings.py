@@ -49,7 +49,7 @@ class BeamSettings(Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, op: str, beam: object, length_penalty: object, early_stopping: object, n: int
+        cls, op: str, beam: object, length_penalty: object, early_stopping: Any, n: int
     ) -> BeamSettings | None:
         """Arguments, checked; None for one beam.
 
