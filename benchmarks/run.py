@@ -299,6 +299,7 @@ def main() -> None:
     parser.add_argument("--dtypes", help="of parameters: f32,f16; gemv: weights, or weights/x")
     parser.add_argument("--rows", default="1,2,4,8,16", help="of x, for gemv and thin")
     parser.add_argument("--prompt", default="", help="generate: tokens of the past, 512,8192")
+    parser.add_argument("--beam", type=int, default=1, help="generate: beam searches, too")
     parser.add_argument("--cache", default="f", help="generate, decode: keys and values: f,i8")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--llama", default="", metavar="PATH",

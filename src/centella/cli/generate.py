@@ -21,6 +21,7 @@ from centella.cli.output import err
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
+from centella.tasks.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.generate import Generator
 from centella.tasks.logprobs import checked
 from centella.tasks.sampling import Sampling
@@ -82,6 +83,7 @@ Presence = Annotated[
     float | None, typer.Option("--presence-penalty", metavar="R", help="For tokens in the answer.")
 ]
 Several = Annotated[int, typer.Option("--n", min=1, metavar="N", help="Number of answers.")]
+Beam = Annotated[int, typer.Option(min=1, metavar="N", help="Beam search: N texts side by side.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")]
 
 
@@ -102,6 +104,7 @@ def run(
     frequency_penalty: Frequency = None,
     presence_penalty: Presence = None,
     n: Several = 1,
+    beam: Beam = 1,
     ignore_eos: IgnoreEos = False,
     seed: Seed = None,
     device: Device = None,
@@ -137,13 +140,19 @@ def run(
     file = "-" if prompt == "-" else file
     text = prompt if file is None else _read(file)
     talk = chat and text is None
-    if talk and n > 1:
-        raise CentellaError(f"generate: --n: expected 1 in a chat without PROMPT, got {n}")
+    for name, value in (("n", n), ("beam", beam)):
+        if talk and value > 1:
+            raise CentellaError(
+                f"generate: --{name}: expected 1 in a chat without PROMPT, got {value}"
+            )
+    if stream and beam > 1:
+        raise CentellaError(f"generate: --beam: expected 1 with --stream, got {beam}")
     sampling = _checked({
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "seed": seed,
     })  # fmt: skip
+    _check_beams(beam, n, sampling, draft)
     alternatives, variables = _alternatives(logprobs), _variables(template)
     if "" in (stop or ()):
         raise CentellaError("generate: --stop: expected a text that is not empty, got none")
@@ -155,7 +164,7 @@ def run(
         err("generate: --seed changes nothing where the likeliest token is taken: --temperature")
     how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger,
               alternatives, stream, stream or talk, guesser,
-              cache and cache.value)  # fmt: skip
+              cache and cache.value, beam)  # fmt: skip
     first = [] if system is None else [{"role": "system", "content": system}]
     with ledger(timing=True) if trace is not None else nullcontext() as timed:
         if talk:
@@ -180,6 +189,17 @@ def _check_together(
         other = "json" if name in ("logprobs", "stream") else "chat"
         if value is not None and not (as_json if other == "json" else chat):
             raise CentellaError(f"generate: --{name}: expected --{other} with it, got none")
+
+
+def _check_beams(beam: int, n: int, sampling: Mapping[str, Any], draft: str | None) -> None:
+    """Refuse what does not go with beams, by the names of options."""
+    try:
+        beams = BeamSettings.of("generate", beam, 1.0, False, n)
+        if beams is not None:
+            refuse_beside_beams("generate", beams, sampling, draft, 0)
+    except CentellaError as error:
+        name, why = str(error).removeprefix("generate: ").split(": ", 1)
+        raise CentellaError(f"generate: --{name.replace('_', '-')}: {why}") from error
 
 
 def _loaded(model: str, device: str | None, dtype: str, quantize: str | None) -> Generator:

@@ -22,7 +22,7 @@ from centella.runtime.pending import Pending
 from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
 from centella.tasks.prompts import Asked
 from centella.tasks.request import Answer
-from centella.tasks.session import CHUNK, Array, Ids, next_part, origin_of_nan
+from centella.tasks.session import Array, Ids, origin_of_nan
 from centella.tasks.speculation import GUESSES, Lookup, Pace
 
 if TYPE_CHECKING:
@@ -200,11 +200,7 @@ class Jobs:
         job, left = self.reading, self._left
         if job is None:
             return
-        padded = next_part(len(left), CHUNK, CHUNK)
-        part = left[:padded]
-        self.device.read(part, padded, len(job.own.tokens), job.own)
-        job.own.add(part)
-        if len(part) == len(left):
+        if self.device.read(left, job.own) == len(left):
             self._join(job)
 
     def _join(self, job: Job) -> None:
