@@ -9,6 +9,17 @@ pytest.importorskip("typer")
 from centella.cli import output
 
 
+@pytest.fixture(scope="session")
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _no_files_in_the_users_cache(_cache_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo keeps vectors there; one folder a session, as devices are checked once for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", _cache_folder)
+
+
 @pytest.fixture(autouse=True)
 def _no_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a command takes longer than the time after which it says how far it is."""

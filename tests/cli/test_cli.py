@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -555,7 +556,7 @@ def test_the_demo_says_what_helps_on_busy_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text("a cat")
-    arguments = ("demo", "a cat", "--over", tmp_path, *ON_CPU)
+    arguments = ("demo", "a cat", "--over", tmp_path, "--no-cache", *ON_CPU)
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for load, told in ((3.9, False), (9.2, True)):
@@ -573,6 +574,45 @@ def test_demo_as_json(tmp_path: Path) -> None:
     assert (found["question"], found["device"], found["passages"]) == ("a cat", "cpu", 2)
     assert {(p["file"], p["line"]) for p in found["nearest"]} == {("pets.md", 1), ("pets.md", 5)}
     assert found["nearest"][0]["score"] >= found["nearest"][1]["score"]
+
+
+def test_the_demo_embeds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "texts").mkdir()
+    pets = tmp_path / "texts" / "pets.md"
+    pets.write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+
+    def demo(*more: str) -> dict[str, Any]:
+        options = ("--over", tmp_path / "texts", "--model", model, "--device", "cpu", *more)
+        answer: dict[str, Any] = json.loads(call("demo", "a cat", *options, "--json").stdout)
+        return answer
+
+    def files() -> list[Path]:
+        return list((tmp_path / "cache").rglob("*.vectors"))
+
+    assert not demo("--no-cache")["from_cache"] and not files()
+    first, again = demo(), demo()
+    assert not first["from_cache"] and first["ledger"]["uploads"] == 1
+    assert again["from_cache"] and again["passages_a_second"] is None
+    assert again["ledger"]["uploads"] == 0
+    assert again["nearest"] == first["nearest"]
+    told = call("demo", "a cat", "--over", tmp_path / "texts", "--model", model, "--device", "cpu")
+    assert "2 of" in told.stdout and "vectors from the cache (--no-cache embeds" in told.stdout
+    assert "ledger" not in told.stdout
+    (kept,) = files()
+    good = kept.read_bytes()
+    flipped = good[:40] + bytes([good[40] ^ 1]) + good[41:]
+    for broken in (b"", good[:-4], flipped, good + bytes(4)):
+        kept.write_bytes(broken)
+        assert not demo()["from_cache"] and kept.read_bytes() == good
+    pets.write_text("# Pets\n\nA dog sleeps.\n\n# Taxes\n\nThey are due.\n")
+    assert not demo()["from_cache"] and demo()["from_cache"]
+    config = model / "config.json"
+    config.write_text(config.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert not demo()["from_cache"] and demo()["from_cache"]
+    assert len(files()) == 1
 
 
 def test_demo_finds_by_meaning(tmp_path: Path) -> None:
