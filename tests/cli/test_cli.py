@@ -140,7 +140,7 @@ def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "missing": {"cuda": text},
         "default": {"name": "cpu", "why": f"cuda: {text}; no hardware WebGPU adapter"},
     }
-    monkeypatch.setattr(info, "gather", lambda: found)
+    monkeypatch.setattr(info, "gather", lambda _: found)
     output = call("info").output
     assert output.count(text) == 1
     assert "default   cpu: no cuda; no hardware WebGPU adapter" in output
@@ -153,6 +153,46 @@ def test_info_says_what_the_environment_chose(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CENTELLA_DEVICE", "gpu")
     why = info.gather()["default"]["why"]
     assert why.startswith("CENTELLA_DEVICE=gpu: unknown device 'gpu'")
+
+
+def test_info_of_a_device_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CENTELLA_DEVICE", "gpu")
+    assert (
+        "\nchosen    simulator: --device simulator\n"
+        in call("info", "--device", "simulator").output
+    )
+    chosen = json.loads(call("info", "--device", "cpu", "--json").stdout)["default"]
+    assert (chosen["name"], chosen["why"]) == ("cpu", "--device cpu")
+
+
+ON_A_DEVICE: list[tuple[object, ...]] = [
+    ("info",), ("embed", "a", "--model", TINY), ("demo", "a", "--model", TINY),
+    ("rank", "--model", ROOT / "tests/data/rerankers/qwen3", "a", "b"),
+    ("generate", "--model", ROOT / "tests/data/decoders/qwen3", "a"),
+    ("transcribe", "--model", ROOT / "tests/data/whisper/tiny", "a.wav"),
+    ("check",), ("bench", "floor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ON_A_DEVICE, ids=lambda command: str(command[0]))
+def test_an_unknown_device_is_told_alike(command: tuple[object, ...]) -> None:
+    result = call(*command, "--device", "nope")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "centella: unknown device 'nope'; expected cpu, webgpu, webgpu:<index or word>, cuda, "
+        "cuda:<index> or simulator; centella info lists the devices of this machine\n"
+    )
+
+
+def test_options_that_say_a_device_otherwise() -> None:
+    for command, option, hint in (
+        ("embed", "--gpu", "write --device cuda or --device webgpu"),
+        ("transcribe", "--cpu", "write --device cpu"),
+        ("generate", "--devices", "one device runs it: write --device"),
+        ("kernels", "--device", "write --target wgsl, ptx or ir"),
+    ):
+        result = call(command, option)
+        assert result.exit_code == 2 and result.stderr.endswith(f"{hint})\n")
 
 
 def test_info_knows_the_extras_of_the_package() -> None:
