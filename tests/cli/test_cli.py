@@ -77,6 +77,11 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
     assert all(len(line) <= 80 for line in result.output.splitlines())
 
 
+@pytest.mark.parametrize("command", ["embed", "rank", "transcribe", "search"])
+def test_help_shows_arguments_that_may_be_several(command: str) -> None:
+    assert "..." in call(command, "--help").output.partition("\n")[0]
+
+
 def test_version() -> None:
     assert call("--version").output == f"centella {__version__}\n"
 

@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
     ),
     "rank": (
         rank.run, "Put texts in the order of a question.",
-        "Put texts in the order in which they answer a question, by a cross-encoder.",
+        "Put texts in the order in which they answer a question, the best first.",
         ("centella rank --model models/reranker 'cats' 'they sleep' 'taxes'",
          "centella rank --model models/reranker 'a cat' --file lines.txt --top 3",
          "sort lines.txt | centella rank --model models/reranker 'cats' --file -"),
@@ -110,8 +110,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella check --model models/whisper --audio talk.wav"),
     ),
     "bench": (
-        bench.run, "Measure this device beside the floor.",
-        "Check, count and time what two other systems state, on this device.",
+        bench.run, "Measure what two other systems claim.",
+        "Check, count and time on this device what two other systems claim.",
         ("centella bench floor", "centella bench floor --device webgpu --json",
          "centella bench floor --device cpu --small"),
     ),

@@ -33,7 +33,7 @@ BATCH = 16  # passages: on a CPU each takes seconds, and how far it is should be
 
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to look for.")]
 Over = Annotated[
-    str | None, typer.Option(metavar="PATH", help="A folder or file (.txt .md .rst .py).")
+    str | None, typer.Option(metavar="PATH", help="Search this folder or file (.txt .md .rst .py).")
 ]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Embed the passages anew, and keep no vectors.")

@@ -30,14 +30,16 @@ from centella.weights.fingerprint import fingerprint
 from centella.weights.folder import find_model
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to embed.")]
 File = Annotated[
     str | None,
-    typer.Option(metavar="F", help="File with a text a line, blank lines too; - for stdin."),
+    typer.Option(metavar="F", help="Embed the lines of a file, blank ones too; - for stdin."),
 ]
 Output = Annotated[
     str | None,
-    typer.Option(metavar="F", help="Save the vectors: .npy, or with the texts .parquet, .arrow."),
+    typer.Option(
+        metavar="F", help="Save the vectors as .npy, or with the texts as .parquet or .arrow."
+    ),
 ]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Discard the rows that an interrupted run saved.")
