@@ -37,9 +37,11 @@ class CacheType(StrEnum):
 Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - for stdin.")
 ]
-File = Annotated[str | None, typer.Option(metavar="F", help="File of the prompt; - for stdin.")]
+File = Annotated[
+    str | None, typer.Option(metavar="F", help="Read the prompt from a file; - for stdin.")
+]
 TokenIds = Annotated[
-    str | None, typer.Option("--ids", metavar="N,N,..", help="Token ids in place of a text.")
+    str | None, typer.Option("--ids", metavar="N,N,..", help="Token ids as the prompt.")
 ]
 Chat = Annotated[
     bool, typer.Option("--chat", help="Use the chat template; without PROMPT: start a chat.")
@@ -47,25 +49,43 @@ Chat = Annotated[
 System = Annotated[str | None, typer.Option(metavar="S", help="The system message.")]
 MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of the answer.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="S", help="End before this text.")]
-Temperature = Annotated[float | None, typer.Option(metavar="T", help="0: the most likely token.")]
-TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K most likely tokens.")]
-TopP = Annotated[float | None, typer.Option(metavar="P", help="Keep tokens up to probability P.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(metavar="T", help="How freely tokens are drawn; 0: the most likely one."),
+]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Draw from the K most likely tokens.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Draw from the likeliest tokens that make up probability P."),
+]
 MinP = Annotated[
-    float | None, typer.Option(metavar="P", help="Least share of the top probability.")
+    float | None,
+    typer.Option(metavar="P", help="Draw from tokens at least P times as likely as the top one."),
 ]
 Penalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", metavar="R", help="For earlier tokens.")
+    float | None,
+    typer.Option(
+        "--repetition-penalty",
+        metavar="R",
+        help="Above 1: makes tokens of the text so far less likely.",
+    ),
 ]
 Seed = Annotated[
     int | None, typer.Option(metavar="N", help="Seed of sampling: equal seeds give equal texts.")
 ]
 Logprobs = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Log-probabilities of tokens and K alternatives, in --json."),
+    typer.Option(
+        metavar="K", help="With --json: log-probabilities of tokens and of K alternatives."
+    ),
 ]
 DraftBy = Annotated[
     str | None,
-    typer.Option("--draft", metavar="D", help="Speculative decoding: lookup, or a smaller model."),
+    typer.Option(
+        "--draft",
+        metavar="D",
+        help="Guess tokens ahead, with equal results: lookup, or a smaller model.",
+    ),
 ]
 CacheIn = Annotated[
     CacheType | None,
@@ -73,14 +93,26 @@ CacheIn = Annotated[
 ]
 AsPieces = Annotated[bool, typer.Option("--stream", help="With --json: a line for each piece.")]
 Template = Annotated[
-    str | None, typer.Option(metavar="JSON", help="Variables of the chat template.")
+    str | None, typer.Option(metavar="JSON", help="With --chat: variables of the chat template.")
 ]
-Trace = Annotated[str | None, typer.Option(metavar="F", help="Write a trace for ui.perfetto.dev.")]
+Trace = Annotated[
+    str | None, typer.Option(metavar="F", help="Write a timeline for ui.perfetto.dev.")
+]
 Frequency = Annotated[
-    float | None, typer.Option("--frequency-penalty", metavar="R", help="For each use of a token.")
+    float | None,
+    typer.Option(
+        "--frequency-penalty",
+        metavar="R",
+        help="Taken from a token's logit for each use in the answer.",
+    ),
 ]
 Presence = Annotated[
-    float | None, typer.Option("--presence-penalty", metavar="R", help="For tokens in the answer.")
+    float | None,
+    typer.Option(
+        "--presence-penalty",
+        metavar="R",
+        help="Taken once from the logits of tokens in the answer.",
+    ),
 ]
 Several = Annotated[int, typer.Option("--n", min=1, metavar="N", help="Number of answers.")]
 Beam = Annotated[int, typer.Option(min=1, metavar="N", help="Beam search: N texts side by side.")]
@@ -128,7 +160,8 @@ def run(
     """
     if not model:
         raise CentellaError(
-            "generate: --model DIR: expected a model folder, a .gguf file or a repository"
+            "generate: --model DIR: expected a model folder, a .gguf file or a repository, as "
+            "Qwen/Qwen3-0.6B"
         )
     _check_together(
         sum(source is not None for source in (prompt, file, ids)),

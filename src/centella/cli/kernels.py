@@ -40,9 +40,11 @@ class Target(StrEnum):
     ir = "ir"
 
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A kernel; without: list them.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="Of the list; without it: the list.")
+]
 What = Annotated[Target, typer.Option(help="What to print.")]
-Arch = Annotated[str, typer.Option(metavar="A", help="PTX target.")]
+Arch = Annotated[str, typer.Option(metavar="A", help="Of --target ptx: sm_80, sm_90a, ...")]
 
 
 # Kernels that no function is named after: what has them run, and what they are for.

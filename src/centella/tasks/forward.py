@@ -88,7 +88,7 @@ def room_of(model: Any) -> int:
     """Tokens end to end whose q, k and v are in one binding; 0 where texts need padding."""
     if not hasattr(model, "end_to_end") or on_cores(model.device):
         return 0
-    return int(model.device.caps.max_binding // (3 * model.config.hidden_size * f32.itemsize))
+    return int(model.device.caps.max_binding // (model.config.qkv_width * f32.itemsize))
 
 
 class Replicated(Protocol):
