@@ -732,7 +732,7 @@ def test_lower_case(on_cpu: Embedder) -> None:
     seen: list[str] = []
 
     class Spy:
-        def tokens(self, texts: list[str], longest: int) -> Tokens:
+        def tokens_of(self, texts: list[str], longest: int) -> Tokens:
             seen.extend(texts)
             return Tokens.of([[2, 3]] * len(texts))
 

@@ -312,8 +312,8 @@ def test_words_are_forgotten_and_learnt_again(
 def test_texts_are_left_to_the_library_while_most_words_are_new(
     tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(words, "WINDOW", 40)
-    monkeypatch.setattr(words, "REST", 250)
+    monkeypatch.setattr(words, "WINDOW", 36)
+    monkeypatch.setattr(words, "REST", 150)
     new = [[" ".join(f"w{n}x{i}" for i in range(18))] for n in range(10)]
     known = []
     for texts in (*new, *[["the storm came before the rain"]] * 20):

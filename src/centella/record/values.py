@@ -182,6 +182,13 @@ class Cell:
         if self._readers:
             self._readers.clear()
 
+    def end(self, site: Site) -> None:
+        """The memory has changed, and no value stands for what it holds now."""
+        if self._current is not None:
+            self._current.stale = Stale(self.what, site, self.memory is None)
+            self._current = None
+            self._readers.clear()
+
     def roll_back(self) -> None:
         """Changes that failed will not happen: the version before is there again, if one is."""
         current = self._current

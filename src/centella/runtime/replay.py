@@ -258,7 +258,11 @@ class Replay:
                 self._inputs.last = [None] * len(data)  # what was to be copied was not
                 raise
             self._runs.ran(site)
-            values = [self._output(result, site) for result in self._results]
+            values = [] if reads else [self._output(result, site) for result in self._results]
+            if reads:  # nobody gets values: those of the last run end
+                for result in self._results:
+                    if isinstance(result, Result):
+                        result.cell.end(site)
             states = (t.cell.current for t in self._touched if t.changed)
             executor.suspects.note(work, ticket.serial, chain(values, states))
         return ticket, values
@@ -296,7 +300,7 @@ class Replay:
         """One write for what comes from the host, a copy for what is on the device already."""
         inputs = self._inputs
         slots, copies = self._slots, []
-        from_host = any(not isinstance(x, Value) for x in data)
+        from_host = any([not isinstance(x, Value) for x in data])
         packed = np.zeros(inputs.nbytes, np.uint8) if from_host else None
         for index, (x, start) in enumerate(zip(data, inputs.starts, strict=True)):
             if isinstance(x, Value):

@@ -147,7 +147,7 @@ class CudaBackend(CudaMemory):
                 for read, (at, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
                     check(driver.cuMemcpyDtoHAsync(
-                        pinned.ctypes.data + at, work.slots[read.slot].native + read.start,
+                        pinned.address + at, work.slots[read.slot].native + read.start,
                         nbytes, stream))  # fmt: skip
                 check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
@@ -240,7 +240,7 @@ class CudaBackend(CudaMemory):
             for event in (*events, *self._events, *(e for one in self._dead_stamps for e in one)):
                 driver.cuEventDestroy(event)
             for memory in pinned:
-                driver.cuMemFreeHost(memory.ctypes.data)
+                driver.cuMemFreeHost(memory.address)
             for module in self._modules:
                 driver.cuModuleUnload(module)
             self._streams.close()
