@@ -240,7 +240,7 @@ class Replay:
         with executor.lock:
             executor.check_lost()
             self._settle()
-            undo: list[tuple[Value, Any]] = []
+            undo: list[tuple[Cell, Any]] = []
             begin = began()
             try:
                 uploads, copies, slots = self._transfers(data)
@@ -326,15 +326,13 @@ class Replay:
         permit("upload", "uploads")
         return [(inputs.slot, packed)], copies, slots
 
-    def _mark(self) -> list[tuple[Value, Any]]:
+    def _mark(self) -> list[tuple[Cell, Any]]:
         """Bring the host's notes of States up to date; returns what they were."""
-        before: list[tuple[Value, Any]] = []
+        before: list[tuple[Cell, Any]] = []
         try:
             for cell, note in self._host_updates:
-                current = cell.current
-                assert current is not None, "a cell is made with its first version"
-                before.append((current, current.note))
-                current.note = note(current.note)
+                before.append((cell, cell.note))
+                cell.note = note(cell.note)
         except BaseException:
             _back(before)
             raise
@@ -362,10 +360,10 @@ class Replay:
         return value
 
 
-def _back(before: list[tuple[Value, Any]]) -> None:
+def _back(before: list[tuple[Cell, Any]]) -> None:
     """Take notes back."""
-    for value, note in reversed(before):
-        value.note = note
+    for cell, note in reversed(before):
+        cell.note = note
 
 
 def _touched(taken: Recorded, boundary: Boundary) -> list[Touched]:
