@@ -254,7 +254,7 @@ def test_words_of_any_characters(parts: list[list[tuple[str, str]]], data: st.Da
     tokenizer = Tokenizer.from_folder(TINY)
     texts = ["".join(word + space for word, space in part) for part in parts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 1 << 13])))
+        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 1 << 11])))
         for some in (texts[:1], texts, texts):
             assert tokenizer.encode(some) == by_the_library(tokenizer, some, None)
 

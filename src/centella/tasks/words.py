@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 64  # new words that are tokenised as one text
 SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
-FEW = 1 << 13  # characters whose words the dictionary has sooner: calls of NumPy take a while
+FEW = 1 << 11  # characters whose words a dictionary has sooner: calls of NumPy take a while
 MOST_WORDS, MOST_IDS, MOST_CHARACTERS = 1 << 17, 1 << 20, 1 << 23  # that are remembered
 MOST_LISTS = 1 << 15  # words whose ids are lists, too: 200 bytes each
 WINDOW = 1 << 13  # words, of which half have to be known
@@ -168,13 +168,14 @@ class Words:
             texts: of few characters (`spans`).
         """
         together = "".join(texts)
-        if len(together) > 2 * SPAN or NO_WORD in together or MARK in together:
+        if len(together) > 2 * SPAN or NO_WORD in together:
             return None
         if self._rest > 0:
             self._rest -= len(together)  # which another thread may undo: the ids are the same
             return None
-        few = len(together) < FEW and self._cuts.between
-        return (self._of_few if few else self._of_many)(self._memory, texts)
+        if len(together) < FEW and self._cuts.between:
+            return None if MARK in together else self._of_few(self._memory, texts)
+        return self._of_many(self._memory, texts)
 
     def _of_few(self, memory: _Memory, texts: Sequence[str]) -> Tokens:
         """By the dictionary."""
@@ -191,7 +192,7 @@ class Words:
                 self._judge(sum(map(len, rows)), new)
                 return Tokens.of(ids)
 
-    def _of_many(self, memory: _Memory, texts: Sequence[str]) -> Tokens:
+    def _of_many(self, memory: _Memory, texts: Sequence[str]) -> Tokens | None:
         """By the table, and by the dictionary the words that are not there."""
         mark = f"{self._cuts.between}{MARK}{self._cuts.between}"
         text = mark.join(("", *texts, BEHIND))
@@ -207,7 +208,8 @@ class Words:
             missed = int((lengths[left] <= LONG).sum())
             numbers[left], new = self._numbers(memory, words, missed)
         self._judge(len(starts), new)
-        return self._tokens(memory, numbers)
+        marks = (numbers == 1).nonzero()[0]
+        return self._tokens(memory, numbers, marks) if len(marks) == len(texts) + 1 else None
 
     def _numbers(
         self, memory: _Memory, words: list[str], missed: int = 0
@@ -232,9 +234,8 @@ class Words:
                 self._memory = _Memory(self._mark)
         return numbers, new
 
-    def _tokens(self, memory: _Memory, numbers: Array) -> Tokens:
+    def _tokens(self, memory: _Memory, numbers: Array, marks: Array) -> Tokens:
         """The ids of words, end to end."""
-        marks = (numbers == 1).nonzero()[0]
         sizes = memory.sizes.take(numbers)
         ends = sizes.cumsum()
         starts = ends[marks[:-1]] - len(self._before)
