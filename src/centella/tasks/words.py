@@ -173,13 +173,18 @@ class Words:
         if self._rest > 0:
             self._rest -= len(together)  # which another thread may undo: the ids are the same
             return None
-        if len(together) < FEW and self._cuts.between:
-            return None if MARK in together else self._of_few(self._memory, texts)
-        return self._of_many(self._memory, texts)
+        tokens = self._of_few(self._memory, texts) if len(together) < FEW else None
+        return self._of_many(self._memory, texts) if tokens is None else tokens
 
-    def _of_few(self, memory: _Memory, texts: Sequence[str]) -> Tokens:
+    def _of_few(self, memory: _Memory, texts: Sequence[str]) -> Tokens | None:
         """By the dictionary."""
-        rows, before, after, new = [_split(text) for text in texts], self._before, self._after, 0
+        before, after, new = self._before, self._after, 0
+        rows: list[list[str]] = []
+        for text in texts:
+            row = self._cuts.split(text)
+            if row is None:
+                return None
+            rows.append(row)
         while True:
             ids_of = memory.lists.__getitem__
             try:
@@ -279,13 +284,6 @@ class Words:
         """The ids of texts by themselves."""
         encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
-
-
-def _split(text: str) -> list[str]:
-    """The words of a text, and empty ones, where only BERT's white space separates them."""
-    for space in "\n\t\r":
-        text = text.replace(space, " ")
-    return text.split(" ")
 
 
 def spans(texts: Sequence[str]) -> Iterator[Sequence[str]]:
