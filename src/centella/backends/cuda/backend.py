@@ -18,7 +18,7 @@ from centella.backends.base import About, Launch, Submission, packed
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
-from centella.backends.cuda.memory import CudaMemory
+from centella.backends.cuda.memory import CudaMemory, host_address
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
 from centella.emit.program import HostProgram, Program
@@ -188,11 +188,11 @@ class CudaBackend(CudaMemory):
             structs += bytes(-len(structs) % 8)
         # The driver copies each struct while it takes the launch.
         blob = np.frombuffer(structs, np.uint8)
-        pointers = np.array(places, np.uint64) + np.uint64(blob.ctypes.data)
-        first = pointers.ctypes.data
-        alone, together = driver.cuLaunchKernel, partial(_configured, _together())
-        if overlap:
-            alone = partial(_configured, _overlap())
+        pointers = np.array(places, np.uint64) + np.uint64(host_address(blob))
+        first = host_address(pointers)
+        alone = partial(_configured, _overlap()) if overlap else driver.cuLaunchKernel
+        some_meet = any([bound.pipeline.meets for bound in work.launches])
+        together = partial(_configured, _together()) if some_meet else alone
         ok = driver.CUresult.CUDA_SUCCESS
         for position, bound in enumerate(work.launches):
             function, threads, dynamic, most, meets = bound.pipeline

@@ -186,7 +186,7 @@ class CudaMemory(Backend):
 
     def _send(self, buffer: Buffer, data: Array, stream: Any) -> None:
         nbytes = data.nbytes
-        check(driver.cuMemcpyHtoDAsync(buffer.native, _address(data), nbytes, stream))
+        check(driver.cuMemcpyHtoDAsync(buffer.native, host_address(data), nbytes, stream))
         if nbytes > STAGED:
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
@@ -308,7 +308,7 @@ class CudaMemory(Backend):
         self._events.append(event)
 
 
-def _address(data: Array) -> int:
+def host_address(data: Array) -> int:
     """Where host bytes lie; NumPy's own way takes four times as long."""
     writeable = data.flags.writeable and data.nbytes
     return ctypes.addressof(ctypes.c_char.from_buffer(data.data)) if writeable else data.ctypes.data
