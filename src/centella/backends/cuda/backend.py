@@ -122,7 +122,7 @@ class CudaBackend(CudaMemory):
 
     def submit(self, work: Submission) -> CudaTicket:
         """Start a submission."""
-        places, end = packed(read.nbytes for read in work.reads)
+        places, end = packed([read.nbytes for read in work.reads])
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
             ticket = CudaTicket(self, self._take_event(), places)
