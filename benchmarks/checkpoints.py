@@ -1,7 +1,8 @@
 """Model folders with random weights of released shapes, written by transformers for both sides.
 
 What is measured from files, or beside transformers, loads the same folder on either side. A folder
-has a tokenizer of the model's size: byte-level BPE, whose words of three letters are a token each.
+has a tokenizer of the model's size, byte-level BPE or the Unigram of XLM-RoBERTa, whose words of
+three letters are a token each.
 Sources of the sizes: config.json of Qwen3, whisper, all-MiniLM-L6-v2, bge-m3,
 bge-reranker-v2-m3 and ModernBERT-base.
 """
@@ -50,7 +51,7 @@ SMALL = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_att
          "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}  # fmt: skip
 SPECIAL = ("<s>", "<pad>", "</s>")
 LETTERS = string.ascii_lowercase
-SPACE = "\u0120"  # a space, as byte-level BPE writes it
+SPACE, META = "\u0120", "\u2581"  # a space, as byte-level BPE and Unigram write it
 
 
 def values_of(kind: str, small: bool = False) -> dict[str, Any]:
@@ -87,6 +88,8 @@ def write(kind: str, folder: Path, dtype: str, small: bool = False) -> tuple[flo
     model.save_pretrained(folder)
     if kind.startswith("whisper"):
         write_speech(folder, kind)
+    elif values["model_type"] == "xlm-roberta":
+        write_unigram(folder, values["vocab_size"])
     else:
         write_tokenizer(folder, values["vocab_size"], SPECIAL, prompt=kind in ENCODERS)
     nbytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -138,6 +141,7 @@ def write_tokenizer(
         prompt: whether a text is put between the first and the third special token.
     """
     room = size - len(special)
+    added = [_special(first + i, token) for i, token in enumerate(special)]
     words, merges = alphabet()[:room], []
     for length in (1, 2, 3):  # with a letter more: pairs, then threes, then fours
         heads = [""] if length == 1 else map("".join, itertools.product(LETTERS, repeat=length - 1))
@@ -147,30 +151,46 @@ def write_tokenizer(
         merges += more
         words += [a + b for a, b in more]
     ids = [i for i in range(size) if not first <= i < first + len(special)]
-    added = [
-        {"id": first + i, "content": token, "single_word": False, "lstrip": False,
-         "rstrip": False, "normalized": False, "special": True}
-        for i, token in enumerate(special)
-    ]  # fmt: skip
     bytes_ = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
               "use_regex": True}  # fmt: skip
     vocab = {token: first + i for i, token in enumerate(special)} | dict(
         zip(words, ids, strict=False)
     )
-    document = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
-        "normalizer": None, "pre_tokenizer": bytes_, "decoder": bytes_,
-        "post_processor": _pairs(special, first) if prompt else None,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None,
-                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": vocab, "merges": [f"{a} {b}" for a, b in merges]},
-    }  # fmt: skip
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+             "ignore_merges": False, "vocab": vocab,
+             "merges": [f"{a} {b}" for a, b in merges]}  # fmt: skip
+    after = _pairs(special, first) if prompt else None
+    _write(folder, special[1 % len(special)], added_tokens=added, normalizer=None, model=model,
+           pre_tokenizer=bytes_, decoder=bytes_, post_processor=after)  # fmt: skip
+
+
+def write_unigram(folder: Path, size: int) -> None:
+    """tokenizer.json with so many tokens and the parts of XLM-RoBERTa's, NFKC for its table."""
+    special = (*SPECIAL, "<unk>")
+    longer = (itertools.product(LETTERS, repeat=length) for length in (1, 3, 4))
+    words = [META + "".join(word) for word in itertools.chain.from_iterable(longer)]
+    pieces = [*special, META, *LETTERS, *words][:size]
+    space = {"type": "Metaspace", "replacement": META, "prepend_scheme": "always", "split": True}
+    one = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    model = {"type": "Unigram", "unk_id": 3, "byte_fallback": False,
+             "vocab": [[piece, -1.0 - i / size] for i, piece in enumerate(pieces)]}  # fmt: skip
+    _write(folder, special[1], added_tokens=[_special(i, t) for i, t in enumerate(special)],
+           normalizer={"type": "Sequence", "normalizers": [{"type": "NFKC"}, one]}, model=model,
+           pre_tokenizer=space, decoder=space, post_processor=_pairs(special, 0))  # fmt: skip
+
+
+def _write(folder: Path, pad: str, **parts: Any) -> None:
+    document = {"version": "1.0", "truncation": None, "padding": None, **parts}
     (folder / "tokenizer.json").write_text(json.dumps(document))
     (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512,
-        "pad_token": special[1 % len(special)],
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, "pad_token": pad,
     }))  # fmt: skip
+
+
+def _special(number: int, token: str) -> dict[str, Any]:
+    return {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": True}  # fmt: skip
 
 
 def _pairs(special: Sequence[str], first: int) -> dict[str, Any]:
@@ -184,10 +204,18 @@ def _pairs(special: Sequence[str], first: int) -> dict[str, Any]:
 
 
 def words(count: int, seed: int = 0) -> list[str]:
-    """Words of three letters, each a token of these tokenizers."""
+    """Words of three letters, each a token of these tokenizers, as often as words of a language.
+
+    Source: Mandelbrot, "An informational theory of the statistical structure of language", 1953:
+    the word of rank r is drawn in proportion to 1 / (r + 2.7).
+    """
+    every = len(LETTERS) ** 3
+    often = 1 / (np.arange(every) + 3.7)
+    ranks = np.random.default_rng(seed).choice(every, count, p=often / often.sum())
+    numbers = np.random.default_rng(0).permutation(every)[ranks]
     letters = np.array(list(LETTERS))
-    drawn = np.random.default_rng(seed).integers(0, len(letters), (count, 3))
-    return ["".join(letters[row]) for row in drawn]
+    n = len(LETTERS)
+    return ["".join(letters[[w // n**2, w // n % n, w % n]]) for w in numbers.tolist()]
 
 
 def write_speech(folder: Path, kind: str) -> None:

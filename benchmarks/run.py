@@ -23,6 +23,7 @@
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
+    python benchmarks/run.py gates --devices cuda --json results/gates.json
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
     python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
     python benchmarks/run.py sentence --model DIR --devices cuda --json results/sentence.json
@@ -69,6 +70,7 @@ from encoder import encoder
 from epilogues import epilogues
 from every import CASES, every
 from fresh import first, start
+from gates import gates
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
@@ -247,7 +249,7 @@ BENCHES = {
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
     "search": search, "several": several, "speech": speech, "timeline": timeline,
     "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
-    "speculation": speculation, "llama": llama, "whole-rows": whole_rows,
+    "speculation": speculation, "llama": llama, "gates": gates, "whole-rows": whole_rows,
     "epilogues": epilogues,
 }  # fmt: skip
 
@@ -302,6 +304,7 @@ def main() -> None:
     parser.add_argument("--dtypes", help="of parameters: f32,f16; gemv: weights, or weights/x")
     parser.add_argument("--rows", default="1,2,4,8,16", help="of x, for gemv and thin")
     parser.add_argument("--prompt", default="", help="generate: tokens of the past, 512,8192")
+    parser.add_argument("--beam", type=int, default=1, help="generate: beam searches, too")
     parser.add_argument("--cache", default="f", help="generate, decode: keys and values: f,i8")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--llama", default="", metavar="PATH",

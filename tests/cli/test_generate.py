@@ -130,6 +130,16 @@ def test_several_answers() -> None:
     assert call(*ON, *given).stdout == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
 
 
+def test_beams() -> None:
+    given = ["Hello", "--beam", 3, "--max-tokens", 5]
+    wanted = model().generate("Hello", beam=3, n=2, max_new_tokens=5)
+    found = json.loads(call(*ON, *given, "--n", 2, "--json").stdout)
+    assert [(one["ids"], one["score"]) for one in found["answers"]] == [
+        (one.ids, one.score) for one in wanted
+    ]
+    assert call(*ON, *given).stdout == f"{wanted[0].text}\n"
+
+
 def test_a_rate_takes_three_tokens() -> None:
     few = call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos")
     assert "tokens/s" not in few.stderr
@@ -367,6 +377,11 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
         ([*ON, "x", "--stop", ""], "--stop: expected a text that is not empty"),
         ([*ON, "x", "--system", "Be brief."], "--system: expected --chat"),
         ([*ON, "--chat", "--n", "2"], "--n: expected 1 in a chat"),
+        ([*ON, "--chat", "--beam", "2"], "--beam: expected 1 in a chat"),
+        ([*ON, "x", "--beam", "2", "--stream", "--json"], "--beam: expected 1 with --stream, got"),
+        ([*ON, "x", "--beam", "2", "--top-k", "9"], "generate: --top-k: expected 0 with beams"),
+        ([*ON, "x", "--beam", "2", "--n", "3"], "generate: --n: expected up to 2 texts"),
+        ([*ON, "x", "--beam", "17"], "generate: --beam: expected 1 to 16, got 17"),
         ([*ON, "x", "--logprobs", "2"], "--logprobs: expected --json with it"),
         (
             [*ON, "x", "--json", "--logprobs", "21"],

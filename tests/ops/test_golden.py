@@ -26,7 +26,8 @@ Formula = Callable[..., Any]
 ROWS = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
 
 # What moves elements and computes nothing; tests/ops/test_ops.py compares it with NumPy exactly.
-MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step"}
+MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step", "cache_copy",
+         "cache_copy_i8"}  # fmt: skip
 PLANES = {"dequantize"}  # with GGUF's own package: tests/ops/test_quant.py
 OPS = [n for n in op.registry() if ":" not in n]  # a user's kernel has a colon
 
@@ -262,6 +263,8 @@ def test_every_op_has_golden_values(name: str) -> None:
         "speech_token",
         "speech_scores",
         "cache_attend",
+        "beam_select",
+        "beam_blocks",
     } | PLANES  # these have tests
     known = covered | MOVES | made | EXACT.keys()
     assert name in known, "no values: `exact` in its row, or a case in tests/reference/golden.py"

@@ -28,7 +28,7 @@ from centella.cli import (
 from centella.cli.escape import in_line, printable
 from centella.cli.output import err, out
 from centella.cli.process import READER_LEFT, reason
-from centella.errors import CentellaError
+from centella.errors import CentellaError, DeviceError, DeviceLostError
 
 
 def build() -> typer.Typer:
@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
     "info": (
         info.run, "Show devices, versions and extras.",
         "Show versions, devices, the default device and why, and the installed extras.",
-        ("centella info", "centella info --json", "CENTELLA_DEVICE=webgpu:0 centella info"),
+        ("centella info", "centella info --json", "centella info --device webgpu:0"),
     ),
     "embed": (
         embed.run, "Embed texts as unit vectors.", "Embed texts as unit vectors.",
@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
     ),
     "rank": (
         rank.run, "Put texts in the order of a question.",
-        "Put texts in the order in which they answer a question, by a cross-encoder.",
+        "Put texts in the order in which they answer a question, the best first.",
         ("centella rank --model models/reranker 'cats' 'they sleep' 'taxes'",
          "centella rank --model models/reranker 'a cat' --file lines.txt --top 3",
          "sort lines.txt | centella rank --model models/reranker 'cats' --file -"),
@@ -110,8 +110,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella check --model models/whisper --audio talk.wav"),
     ),
     "bench": (
-        bench.run, "Measure this device beside the floor.",
-        "Check, count and time what two other systems state, on this device.",
+        bench.run, "Measure what two other systems claim.",
+        "Check, count and time on this device what two other systems claim.",
         ("centella bench floor", "centella bench floor --device webgpu --json",
          "centella bench floor --device cpu --small"),
     ),
@@ -162,7 +162,10 @@ def _printable_errors() -> Iterator[None]:
     except Exception as error:
         message, context = getattr(error, "message", None), getattr(error, "ctx", None)
         if isinstance(message, str) and (context is None or message != context.get_help()):
-            vars(error)["message"] = in_line(message) + _hint(message, context)
+            hint = _hint(message, context)
+            vars(error)["message"] = in_line(message) + hint
+            if hint:
+                vars(error)["possibilities"] = None  # names that only look like it
         raise
 
 
@@ -172,6 +175,11 @@ _OTHERS = {
     "devices": "write centella info",
     "--prompt": "write the text alone: centella generate --model DIR 'Once upon'",
     "--input": "write --file",
+    "--cuda": "write --device cuda",
+    "--gpu": "write --device cuda or --device webgpu",
+    "--cpu": "write --device cpu",
+    "--device": "the text of a kernel is for any device: write --target wgsl, ptx or ir",
+    "--devices": "one device runs it: write --device",
 }
 
 
@@ -197,6 +205,8 @@ def _said(error: CentellaError | OSError | UnicodeError) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{in_line(str(error.filename))}: {reason(error)}"
     first, *more = str(error).split("\n") if str(error) else [type(error).__name__]
+    if isinstance(error, DeviceError) and not isinstance(error, DeviceLostError):
+        first += "; centella info lists the devices of this machine"
     return f"{first} (all of it: --debug)" if more else first
 
 

@@ -15,17 +15,21 @@ from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to rank.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to rank.")]
 CrossEncoder = Annotated[
     str,
     typer.Option(
-        "--model", metavar="DIR", help="A cross-encoder or Qwen3-Reranker: a folder or repository."
+        "--model",
+        metavar="DIR",
+        help="A cross-encoder or Qwen3-Reranker: a folder or a repository.",
     ),
 ]
 Instruction = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Criterion for a decoder that ranks.")
+    str | None, typer.Option(metavar="TEXT", help="What a Qwen3-Reranker judges the texts by.")
 ]
-File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
+File = Annotated[
+    str | None, typer.Option(metavar="F", help="Rank the lines of a file; - for stdin.")
+]
 Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show (default: all).")]
 
 

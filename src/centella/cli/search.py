@@ -24,10 +24,11 @@ Vectors = Annotated[str, typer.Argument(metavar="INDEX", help="A .npy, .parquet 
 Questions = Annotated[list[str], typer.Argument(metavar="QUESTION...", help="What to look for.")]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="The file's model (default: as stated in it, else minilm)."),
+    typer.Option(metavar="DIR", help="What embedded the file (default: as it says, else minilm)."),
 ]
 Lines = Annotated[
-    str | None, typer.Option("--file", metavar="F", help="The texts of a .npy file, a line a row.")
+    str | None,
+    typer.Option("--file", metavar="F", help="The texts of a .npy file: row i is line i."),
 ]
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="Rows to show.")]
 Half = Annotated[bool, typer.Option("--f16", help="Keep the vectors in f16: half the memory.")]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, ove
 from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.host.event_loop import in_thread
 from centella.tasks import speculation
+from centella.tasks.beam_settings import BeamSettings, EarlyStopping
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.logprobs import logprobs_of, tokens_of
 from centella.tasks.pieces import Generation, Tally, Text
@@ -46,6 +47,9 @@ class Options(SamplingArgs, total=False):
     logprobs: int | None
     draft: DraftBy
     cache: CacheBy
+    beam: int
+    length_penalty: float
+    early_stopping: EarlyStopping
 
 
 class Generator(Hinted):
@@ -117,7 +121,8 @@ class Generator(Hinted):
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        logprobs: int | None = None, draft: DraftBy = None, cache: CacheBy = None,
+        logprobs: int | None = None, draft: DraftBy = None, cache: CacheBy = None, beam: int = 1,
+        length_penalty: float = 1.0, early_stopping: EarlyStopping = False,
         **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         """Continue prompts.
@@ -128,7 +133,8 @@ class Generator(Hinted):
             stop: strings, or special tokens, that end a continuation; they are not part of the
                 result.
             ignore_eos: continue after end tokens.
-            n: continuations of each prompt, which is read once.
+            n: continuations of each prompt, which is read once; with beams its best texts, `beam`
+                at most.
             logprobs: 0 for the log-probability of each token; k up to 20 also for the k most likely
                 tokens at each step: `Generation.logprobs`.
             draft: guesses tokens that this model then verifies, several in one step: "lookup" for
@@ -139,32 +145,32 @@ class Generator(Hinted):
             cache: "i8" for keys and values in 8 bits with a scale for each row: half the memory,
                 and half the reads of a step, of 16 bits. The error of an element is at most 1/254
                 of the largest element of its row. None: the dtype of the activations.
+            beam: texts of each prompt that are followed at once, up to 16: beam search, as in
+                transformers. Nothing is drawn: the model's folder does not say how to sample.
+            length_penalty: with beams, a text's score is the sum of its log-probabilities, that of
+                its end token included, over the number of its tokens to this power.
+            early_stopping: with beams, True ends a search when `beam` texts have ended; False when
+                no text that runs would be among the best if it ended now; "never" when none can
+                be.
             sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
                 presence_penalty, seed: see `Sampling`; default: as the model's folder says, else
                 the most likely token.
 
         Returns:
             A `Generation`. For several prompts, or n > 1, a list: those of the first prompt, then
-            those of the second, and so on.
+            those of the second, and so on; with beams the best first.
 
         Raises:
-            ShapeError: an empty prompt, or one that leaves no room for another token.
+            ShapeError: an empty prompt, or one that leaves no room for another token; with beams
+                settings of sampling, a draft, or more texts than beams.
             DTypeError: a prompt that is neither text nor ids.
             WeightsError: text for a model without a tokenizer; an id outside the vocabulary.
         """
         return self._generated(
-            "generate",
-            prompts,
-            threading.Event(),
-            n,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            draft=draft,
-            cache=cache,
-            **sampling,
-        )
+            "generate", prompts, threading.Event(), n, max_new_tokens=max_new_tokens, stop=stop,
+            ignore_eos=ignore_eos, logprobs=logprobs, draft=draft, cache=cache, beam=beam,
+            length_penalty=length_penalty, early_stopping=early_stopping, **sampling,
+        )  # fmt: skip
 
     @overload
     async def generate_async(
@@ -195,17 +201,23 @@ class Generator(Hinted):
     def _generated(
         self, op: str, prompts: Any, ending: threading.Event, n: int, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
-        draft: DraftBy = None, cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
+        draft: DraftBy = None, cache: CacheBy = None, beam: int = 1, length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False, **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         several, rows = self._prompts.rows(op, prompts, self.config.begin_id)
         n = whole(op, "n", n, 1)
-        asked = self._prompts.asked(op, self.config, sampling, tokens=max_new_tokens, stop=stop,
-                                    ignore_eos=ignore_eos, logprobs=logprobs,
-                                    draft=self._draft(op, draft), cache=cache)  # fmt: skip
-        texts = [self._text(asked) for _ in range(n * len(rows))]
-        for _ in self._written(rows, texts, asked, ending):
-            pass
-        generations = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
+        beams = BeamSettings.of(op, beam, length_penalty, early_stopping, n)
+        asked = self._prompts.asked(
+            op, self.config, sampling, tokens=max_new_tokens, stop=stop, ignore_eos=ignore_eos,
+            logprobs=logprobs, draft=self._draft(op, draft), cache=cache, beams=beams,
+        )  # fmt: skip
+        if beams is not None:
+            generations = self._searched(rows, n, asked, beams.beam, ending)
+        else:
+            texts = [self._text(asked) for _ in range(n * len(rows))]
+            for _ in self._written(rows, texts, asked, ending):
+                pass
+            generations = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
         return generations if several or n > 1 else generations[0]
 
     def stream(
@@ -315,6 +327,19 @@ class Generator(Hinted):
 
     def _text(self, asked: Asked) -> Text:
         return Text(self._prompts.decode, asked.stops, asked.logprobs is not None)
+
+    def _searched(
+        self, rows: list[Ids], n: int, asked: Asked, beam: int, ending: threading.Event
+    ) -> list[Generation]:
+        """The best texts of each prompt, by beams."""
+        longest = max(map(len, rows))
+        steps = min(asked.stops.tokens, self.context - longest)
+        session = self._sessions.take_beams(len(rows), beam, longest, steps, asked.cache)
+        empty = self._text(asked)
+        searches = session.search(rows, asked, steps, ending, empty)
+        self._sessions.keep_beams(session)
+        end, pairs = "closed" if ending.is_set() else "context", zip(rows, searches, strict=True)
+        return [one for row, s in pairs for one in s.generations(n, empty, end, len(row))]
 
     def _stream(
         self, op: str, row: Ids, asked: Asked, on_token: Callable[[int], object] | None

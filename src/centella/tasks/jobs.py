@@ -22,7 +22,7 @@ from centella.runtime.pending import Pending
 from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
 from centella.tasks.prompts import Asked
 from centella.tasks.request import Answer
-from centella.tasks.session import CHUNK, Array, Ids, next_part, origin_of_nan
+from centella.tasks.session import Array, Ids, origin_of_nan
 from centella.tasks.speculation import GUESSES, Lookup, Pace
 
 if TYPE_CHECKING:
@@ -135,23 +135,22 @@ class Jobs:
         for job in self.all():
             if job.answer.ended:  # it was cancelled
                 self._retire(job)
-        ahead = verified = None
+        ahead = None
         self._admit()
         try:
             self._read()
         except Exception as error:
             self._fail(error, [] if self.reading is None else [self.reading])
         guessing = self._guessing()
-        try:
-            verified = self._verified(guessing)
-        except Exception as error:
-            self._fail(error, guessing)
+        # Guesses follow the last token, which a step under way still computes.
+        awaited = self._ahead is not None and any(job in guessing for job in self._ahead.jobs)
+        verified = None if awaited else self._verified(guessing)
         try:
             ahead = self._submitted(guessing)
         except Exception as error:
             self._fail(error, self.running)
         self._collect()
-        self._ahead = verified
+        self._ahead = self._verified(guessing) if awaited else verified
         self._collect()
         self._ahead = ahead
         return bool(ahead or self.all())
@@ -200,11 +199,7 @@ class Jobs:
         job, left = self.reading, self._left
         if job is None:
             return
-        padded = next_part(len(left), CHUNK, CHUNK)
-        part = left[:padded]
-        self.device.read(part, padded, len(job.own.tokens), job.own)
-        job.own.add(part)
-        if len(part) == len(left):
+        if self.device.read(left, job.own) == len(left):
             self._join(job)
 
     def _join(self, job: Job) -> None:
@@ -221,24 +216,27 @@ class Jobs:
         None, where there is no room for all the guesses and for a token of each of the others.
         """
         jobs = [job for job in self.running if job.submitted < job.steps]
-        some = [job for job in jobs if job.lookup and len(job.ids) + GUESSES <= self.device.context]
+        most = self.device.context - 1 - GUESSES
+        some = [job for job in jobs if job.lookup and job.position <= most]
         if not any(job.guessing for job in some):
             return []
         need = sum(_missing(job, 1 + GUESSES * (job in some)) for job in jobs)
         return some if need <= self.device.cache.blocks.free else []
 
     def _verified(self, jobs: list[Job]) -> Ahead | None:
-        """Submit a pass over guesses, unless a step of these is under way: it is awaited first."""
-        if self._ahead is not None and any(job in jobs for job in self._ahead.jobs):
+        """Submit a pass over guesses; where that fails, these end."""
+        try:
+            jobs = self._reserved(jobs, 1 + GUESSES)
+            if not jobs:
+                return None
+            guesses = np.concatenate([job.lookup.guess(job.ids) for job in jobs if job.lookup])
+            rows = [(job.slot, job.position, job.own) for job in jobs]
+            greedy = all(job.asked.sampling.greedy for job in jobs)
+            self.steps += 1
+            return Ahead(self.device.verify(rows, guesses, greedy), jobs, guesses)
+        except Exception as error:
+            self._fail(error, jobs)
             return None
-        jobs = self._reserved(jobs, 1 + GUESSES)
-        if not jobs:
-            return None
-        guesses = np.concatenate([job.lookup.guess(job.ids) for job in jobs if job.lookup])
-        rows = [(job.slot, job.position, job.own) for job in jobs]
-        greedy = all(job.asked.sampling.greedy for job in jobs)
-        self.steps += 1
-        return Ahead(self.device.verify(rows, guesses, greedy), jobs, guesses)
 
     def _submitted(self, guessing: Sequence[Job]) -> Ahead | None:
         """Submit a token of each other that goes on, with room for it; None: there is none."""

@@ -14,6 +14,7 @@ from centella.dtypes import DType, i8
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks import logprobs as probabilities
 from centella.tasks.batches import expect_tokenizer
+from centella.tasks.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.chat import ChatTemplate, check_messages
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
@@ -36,6 +37,7 @@ class Asked(Struct, frozen=True):
         logprobs: alternatives whose log-probabilities are wanted; None: none at all.
         draft: who guesses tokens: "lookup", a smaller model, or nobody.
         cache: storage of keys and values; None: that of activations.
+        beams: how texts are searched for; None: one token is chosen after the other.
     """
 
     sampling: Sampling
@@ -43,6 +45,7 @@ class Asked(Struct, frozen=True):
     logprobs: int | None = None
     draft: LlamaModel | str | None = None
     cache: DType | None = None
+    beams: BeamSettings | None = None
 
 
 def cache_dtype(op: str, cache: object) -> DType | None:
@@ -165,7 +168,7 @@ class Prompts:
     def asked(
         self, op: str, config: GeneratorConfig, sampling: SamplingArgs, *, tokens: object,
         stop: Any, ignore_eos: object, logprobs: object, draft: LlamaModel | str | None = None,
-        cache: object = None,
+        cache: object = None, beams: BeamSettings | None = None,
     ) -> Asked:  # fmt: skip
         """Arguments of `op`, checked.
 
@@ -186,7 +189,9 @@ class Prompts:
         stops = Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
         chosen = config.sampling.with_(op, sampling)
         alternatives = probabilities.checked(op, logprobs)
-        return Asked(chosen, stops, alternatives, draft, cache_dtype(op, cache))
+        if beams is not None:
+            refuse_beside_beams(op, beams, sampling, draft, len(ids))
+        return Asked(chosen, stops, alternatives, draft, cache_dtype(op, cache), beams)
 
 
 def _whole(value: Any) -> bool:

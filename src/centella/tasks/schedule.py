@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextvars import copy_context
 from math import prod
-from typing import Any, Literal, Self, Unpack, overload
+from typing import Any, ClassVar, Literal, Self, Unpack, overload
 
 from centella.backends.opening import byte_count
 from centella.dtypes import DType
@@ -30,12 +30,13 @@ from centella.tasks.sampling import SamplingArgs
 from centella.tasks.slots import Slots
 from centella.tasks.speculation import LOOKUP, Lookup
 from centella.tensors.arguments import flag, whole
+from centella.tensors.hints import OF_SCHEDULER, Hinted
 from centella.weights.model_files import show
 
 TOKENS = 1024  # of a request, for the pool that is the default
 
 
-class Scheduler:
+class Scheduler(Hinted):
     """Serves many prompts at once, which may arrive at any time: continuous batching.
 
         with ct.Scheduler(model) as scheduler:
@@ -69,6 +70,8 @@ class Scheduler:
         ShapeError: a number below 1, both tokens and memory, or a memory smaller than a block.
         OutOfMemoryError, LimitError: the pool does not fit on the device.
     """
+
+    _hints: ClassVar[dict[str, str]] = OF_SCHEDULER
 
     def __init__(
         self, model: Generator, *, max_batch: int = 16, tokens: int | None = None,

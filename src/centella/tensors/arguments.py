@@ -154,6 +154,33 @@ _OF_LOAD = {
         "model.config has it; msgspec.structs.replace changes it",
     ),
 }  # fmt: skip
+# Of `Index` and its `search`: those of FAISS, sentence-transformers, LanceDB and Chroma.
+_K = ("top_k", "topk", "top", "n", "n_results", "limit", "num_results", "n_neighbors")
+_DOT = "scores are dot products: of vectors of length 1 the cosine"
+_OF_SEARCH = {
+    **dict.fromkeys(_K, "write k="),
+    **dict.fromkeys(("threshold", "score_threshold", "radius"), "choose by matches.scores"),
+    **dict.fromkeys(
+        ("filter", "where", "ids"), "every row is compared; a database filters: docs/search.md"
+    ),
+    **dict.fromkeys(("metric", "score_function", "distance_type"), _DOT),
+    "batch_size": "all queries of a call are given at once",
+    "normalize": "encode(..., normalize=True) gives vectors of length 1",
+}
+_OF_INDEX = {
+    **dict.fromkeys(("metric", "metric_type", "space", "distance"), _DOT),
+    **dict.fromkeys(("dim", "d", "ndim", "dimension"), "the vectors say it"),
+    **dict.fromkeys(("documents", "names", "labels", "metadatas"), "write texts="),
+    "ids": "search gives rows, which are the ids; texts= takes any list",
+    "normalize": _OF_SEARCH["normalize"],
+    **dict.fromkeys(
+        ("nlist", "nprobe", "M", "ef_construction", "index_type", "connectivity"),
+        "every vector is compared: there is nothing to tune",
+    ),
+}
+_OF_ALL = {**{name: f"write {ours}=" for name, ours in _RENAMED.items()}, **_INSTEAD}
+_OF_RANK = {**_OF_ALL, **dict.fromkeys(("k", "top_n", "limit"), "write top_k=")}
+_OF_ONE = {"load": _OF_LOAD, "search": _OF_SEARCH, "Index": _OF_INDEX, "rank": _OF_RANK}
 
 
 def refuse_names(op: str, other: Mapping[str, object]) -> None:
@@ -162,9 +189,9 @@ def refuse_names(op: str, other: Mapping[str, object]) -> None:
     Raises:
         DTypeError: if there is one; with the name that it has here, where that is known.
     """
-    renamed, instead = ({}, _OF_LOAD) if op == "load" else (_RENAMED, _INSTEAD)
+    hints = _OF_ONE.get(op, _OF_ALL)
     for name in other:
-        hint = f"write {renamed[name]}=" if name in renamed else instead.get(name)
+        hint = hints.get(name)
         raise DTypeError(f"{op}: unknown argument {name}={f'; {hint}' if hint else ''}")
 
 

@@ -18,7 +18,7 @@ from centella.backends.base import About, Launch, Submission, packed
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
-from centella.backends.cuda.memory import CudaMemory
+from centella.backends.cuda.memory import CudaMemory, host_address
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
 from centella.emit.program import HostProgram, Program
@@ -122,7 +122,7 @@ class CudaBackend(CudaMemory):
 
     def submit(self, work: Submission) -> CudaTicket:
         """Start a submission."""
-        places, end = packed(read.nbytes for read in work.reads)
+        places, end = packed([read.nbytes for read in work.reads])
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
             ticket = CudaTicket(self, self._take_event(), places)
@@ -147,7 +147,7 @@ class CudaBackend(CudaMemory):
                 for read, (at, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
                     check(driver.cuMemcpyDtoHAsync(
-                        pinned.ctypes.data + at, work.slots[read.slot].native + read.start,
+                        pinned.address + at, work.slots[read.slot].native + read.start,
                         nbytes, stream))  # fmt: skip
                 check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
@@ -188,11 +188,11 @@ class CudaBackend(CudaMemory):
             structs += bytes(-len(structs) % 8)
         # The driver copies each struct while it takes the launch.
         blob = np.frombuffer(structs, np.uint8)
-        pointers = np.array(places, np.uint64) + np.uint64(blob.ctypes.data)
-        first = pointers.ctypes.data
-        alone, together = driver.cuLaunchKernel, partial(_configured, _together())
-        if overlap:
-            alone = partial(_configured, _overlap())
+        pointers = np.array(places, np.uint64) + np.uint64(host_address(blob))
+        first = host_address(pointers)
+        alone = partial(_configured, _overlap()) if overlap else driver.cuLaunchKernel
+        some_meet = any([bound.pipeline.meets for bound in work.launches])
+        together = partial(_configured, _together()) if some_meet else alone
         ok = driver.CUresult.CUDA_SUCCESS
         for position, bound in enumerate(work.launches):
             function, threads, dynamic, most, meets = bound.pipeline
@@ -240,7 +240,7 @@ class CudaBackend(CudaMemory):
             for event in (*events, *self._events, *(e for one in self._dead_stamps for e in one)):
                 driver.cuEventDestroy(event)
             for memory in pinned:
-                driver.cuMemFreeHost(memory.ctypes.data)
+                driver.cuMemFreeHost(memory.address)
             for module in self._modules:
                 driver.cuModuleUnload(module)
             self._streams.close()

@@ -20,10 +20,11 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
+from centella.op.variant import Variant
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import rows_of
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.normed import NormedAttrs
+from centella.ops.matmul.normed import NormedAttrs, takes_few
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, Thin, power_of_two, slots_of, totals
@@ -239,8 +240,7 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     return replace(thin, lanes=LANES, outs=2 * OUTS if wide else OUTS, unroll=unroll)
 
 
-def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
-    """One launch."""
+def _launches(form: Form[NormedAttrs], fits: bool, caps: Caps) -> Lowered:
     x, w, *more = form.inputs
     y, gate = rows_of(form.outputs[0]), form.attrs.gate
     flat_x, extras = rows_of(x), dict(zip(form.attrs.extras, more, strict=True))
@@ -279,3 +279,8 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     groups = -(-y.shape[1] // outputs)
     names = ("x", "w", *extras)
     return Lowered((launch(kernel, product, names, scalars, constants, groups, tile.threads),))
+
+
+JOINED: Variant[Form[NormedAttrs], bool] = Variant(
+    "joined", lambda form, caps: takes_few(form) or None, _launches
+)

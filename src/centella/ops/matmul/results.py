@@ -23,8 +23,8 @@ M, K = 64, 16  # of one product
 class Finish(Struct, frozen=True, eq=False):
     """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows.
 
-    Attributes:
-        ready: by column, epilogues whose vectors are loaded.
+    `gated`: half of the sums are gates, of the columns that the other half multiplies.
+    `ready`: by column, epilogues whose vectors are loaded.
     """
 
     batch: Any
@@ -36,6 +36,7 @@ class Finish(Struct, frozen=True, eq=False):
     activation: str
     extra: dict[str, Any]
     words: tuple[str, ...]
+    gated: bool = False
     ready: dict[int, Epilogue] = {}
 
     def begin(self) -> None:
@@ -62,8 +63,17 @@ class Finish(Struct, frozen=True, eq=False):
         p, across = self.p, self.sums[0].place(j // 2)[1]
         last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
         column = lang.minimum(self.column + across, last)
-        extra, words = self.extra, self.words
-        return Epilogue(self.activation, extra, column, 2, p["n"], words, NATIVE)
+        return self.epilogue(column, self.words)
+
+    def epilogue(self, column: Any, words: tuple[str, ...] = ()) -> Epilogue:
+        """That of a column and the next."""
+        n = self.p["n"]
+        return Epilogue(self.activation, self.extra, column, 2, n, words, self.gated, NATIVE)
+
+    def sums_of(self, fragment: Any, pair: int) -> list[Expr]:
+        """Those of a pair of outputs: two of its registers, with a gate two in each half."""
+        firsts = (pair, pair + fragment.registers // 2) if self.gated else (pair,)
+        return [fragment[first + e] for first in firsts for e in range(2)]
 
     def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, list[Expr]]]:
         """Of eight columns from j on: fragment, how far down, and the two results there."""
@@ -72,7 +82,7 @@ class Finish(Struct, frozen=True, eq=False):
             for pair in (j // 2, j // 2 + 2):
                 below = i * M + pair // 2 % 2 * 8
                 row = lang.minimum(self.row + line + below, self.p["m"] - 1)
-                yield i, below, finish([fragment[pair], fragment[pair + 1]], row)
+                yield i, below, finish(self.sums_of(fragment, pair), row)
 
 
 class Stored(Struct, frozen=True, eq=False):
@@ -90,12 +100,12 @@ class Stored(Struct, frozen=True, eq=False):
         for j in whole.columns:
             column = whole.column + whole.sums[0].place(j // 2)[1]
             with lang.if_(column < p["n"]):
-                finish = Epilogue(whole.activation, whole.extra, column, 2, p["n"], operands=NATIVE)
+                finish = whole.epilogue(column)
                 for i, line in enumerate(whole.sums):
                     for pair in (j // 2, j // 2 + 2):
                         row = whole.row + (i * M + line.place(pair)[0])
                         with lang.if_(row < p["m"]):
-                            out = finish([line[pair], line[pair + 1]], row)
+                            out = finish(whole.sums_of(line, pair), row)
                             start = whole.batch * p["sy"] + row * p["ldy"] + column
                             store_words(self.y, start, out, column, p["n"])
 

@@ -9,6 +9,9 @@ that it is full, and that all consumers have read it; nobody else waits for anyb
 Copies write zeros past the edges of A and B, so tails of k, m and n are exact. Either operand may
 lie along k or across it: the descriptor of its tile says so. Rows start on 16 bytes, which copies
 need; products of other operands are those of `mma`.
+
+With a gate the columns of a tile come from both halves of B, as two boxes beside each other, so
+that a thread has the sums of a gate and of what it multiplies, and half as many results leave.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class WgmmaTile(Struct, frozen=True):
             else each takes 64 rows of every tile.
         staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
         cluster: groups with neighbouring rows of C that have B copied for each other, in turn.
+        gated: half of the bn columns are gates of the others; `staged` are of the results.
     """
 
     bm: int
@@ -59,6 +63,12 @@ class WgmmaTile(Struct, frozen=True):
     turns: bool = False
     staged: int = 0
     cluster: int = 1
+    gated: bool = False
+
+    @property
+    def across(self) -> int:
+        """Columns of results."""
+        return self.bn // 2 if self.gated else self.bn
 
     @property
     def consumers(self) -> int:
@@ -104,18 +114,31 @@ WGMMA_TILES = {
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
     WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
 }
+GATED_TILES = {
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=64, gated=True): 128,
+    WgmmaTile(128, 96, 64, 7, turns=True, staged=16, gated=True): 98,
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True): 162,
+    WgmmaTile(128, 64, 64, 7, turns=True, staged=32, gated=True): 80,
+}
 
 
 class _Operand:
-    """One operand's ring of tiles, the map that fills it, and where products find their factor."""
+    """One operand's ring of tiles, the map that fills it, and where products find their factor.
+
+    Of B with a gate a tile is two boxes, one below the other.
+    """
 
     def __init__(
         self, source: Any, name: str, rows: int, tile: WgmmaTile, along_k: bool, p: dict[str, Expr]
     ) -> None:
         self.along_k = along_k
-        shape = (rows, tile.bk) if along_k else (tile.bk, rows)
-        self.ring = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
+        self.apart = p["n"] if tile.gated and name == "b" else None  # from box to box, in memory
+        self.boxes = 1 if self.apart is None else 2
+        shape = (rows // self.boxes, tile.bk) if along_k else (tile.bk, rows)
+        self.ring = lang.ptx.SharedTile(source.dtype, (self.boxes * tile.stages, *shape))
         across = p["m" if name == "a" else "n"]
+        if self.apart is not None:
+            across = lang.parameter("both", u32)
         self.batches = lang.parameter(f"batches_{name}", u32)
         extents = (p["k"], across, self.batches) if along_k else (across, p["k"], self.batches)
         self.map = lang.ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
@@ -124,13 +147,20 @@ class _Operand:
         self, row: Any, k: Any, batch: Operand, stage: Any, full: Any, mask: int | None = None
     ) -> None:
         """Have the tile from a row and a k on copied to a stage, of the groups in the mask."""
-        at = (k, row) if self.along_k else (row, k)
-        corner = (*at, lang.minimum(batch, self.batches - 1))
-        lang.ptx.tma_load(self.map, corner, stage, full, stage, mask)
+        for box in range(self.boxes):
+            at = (k, row) if self.along_k else (row, k)
+            corner = (*at, lang.minimum(batch, self.batches - 1))
+            lang.ptx.tma_load(self.map, corner, self._box(stage) + box, full, stage, mask)
+            row = row if self.apart is None else row + self.apart
+
+    def _box(self, stage: Any) -> Any:
+        """The first box of a stage."""
+        return stage if self.boxes == 1 else stage * self.boxes
 
     def start(self, row: Any, k: int, stage: Any) -> Any:
         """Where a factor begins: a row, a k."""
-        return self.ring.start(row, k, stage) if self.along_k else self.ring.start(k, row, stage)
+        first = self._box(stage)
+        return self.ring.start(row, k, first) if self.along_k else self.ring.start(k, row, first)
 
 
 class _Shared:
@@ -157,7 +187,7 @@ class _Shared:
     def tile_at(self, number: Any) -> tuple[Expr, Expr, Expr]:
         """Batch, first row and first column of this group's tile."""
         tile = self.tile
-        batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.bn)
+        batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.across)
         return batch, row + self.together.rank() * tile.bm, column
 
     def load(self, at: tuple[Expr, Expr, Expr], step: Operand, stage: Any) -> None:
@@ -220,7 +250,7 @@ def _consume(
         ring.move(mine * steps)
     sums = [lang.ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
     leader = lang.local_id() % WARPGROUP == 0
-    width = tile.staged or tile.bn
+    width = tile.staged or tile.across
     for number in lang.range(first, shared.together.last, every):
         batch, row, column = shared.tile_at(number)
         if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
@@ -232,10 +262,11 @@ def _consume(
                 shared.order.arrive(1 - mine)
             ring.move(steps)
         parts = []
-        for first_column in range(0, tile.bn, width):
+        for first_column in range(0, tile.across, width):
             columns = range(first_column, first_column + width, 8)
             at = (batch, row + down, column)
-            parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words))
+            gated = tile.gated
+            parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words, gated))
         stored.begin(parts)
         lang.ptx.wgmma_wait(0)
         with lang.if_(leader):
@@ -276,7 +307,9 @@ wgmma: Kernel = Kernel(_wgmma, workgroup=384, name="wgmma")
 # -- how it is launched ---------------------------------------------------------------------------
 
 
-def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> WgmmaTile | None:
+def wgmma_tile_of(
+    problem: Problem, dtypes: tuple[DType, DType], caps: Caps, gated: bool = False
+) -> WgmmaTile | None:
     """The tile of a product by warpgroups, by what all take on the busiest multiprocessor.
 
     The simulator has them too.
@@ -284,13 +317,13 @@ def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> 
     if not takes(dtypes) or not caps.warpgroups:
         return None
     fitting = {
-        tile: cost for tile, cost in WGMMA_TILES.items()
+        tile: cost for tile, cost in (GATED_TILES if gated else WGMMA_TILES).items()
         if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
         and tile.takes(problem.a_along_k, problem.b_along_k)
     }  # fmt: skip
 
     def cost_of(tile: WgmmaTile) -> int:
-        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.across) * problem.batch
         return -(-tiles // MULTIPROCESSORS) * fitting[tile]
 
     return min(fitting, key=cost_of, default=None)
@@ -326,13 +359,14 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
         ("batches_a", problem.batch if problem.sa else 1),
         ("batches_b", problem.batch if problem.sb else 1),
     )
-    size, cluster = (tile.bm, tile.bn), tile.cluster
-    call = tiles_launch(wgmma, product, size, tile.threads, constants, batches, cluster)
+    more = (*batches, ("both", 2 * problem.n)) if tile.gated else batches
+    size, cluster = (tile.bm, tile.across), tile.cluster
+    call = tiles_launch(wgmma, product, size, tile.threads, constants, more, cluster)
     return Lowered((call,))
 
 
 def _tile(product: Product, caps: Caps) -> WgmmaTile | None:
-    return wgmma_tile_of(product.problem, product.dtypes, caps)
+    return wgmma_tile_of(product.problem, product.dtypes, caps, product.gated)
 
 
 WGMMA: Variant[Product, WgmmaTile] = Variant("wgmma", _tile, _launches, preferred)
