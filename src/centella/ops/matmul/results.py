@@ -52,7 +52,7 @@ class Finish(Struct, frozen=True, eq=False):
         rounded = [lang.ptx.Fragment(ring.dtype, (M, K)) for _ in self.sums]
         for j in self.columns[::2]:
             for right in range(2):
-                for i, below, out in self._pairs(j + 8 * right, self.ready[j + 8 * right]):
+                for i, below, out in self._pairs(j + 8 * right, self._column(j + 8 * right)):
                     rounded[i][below % M // 8 + 2 * right] = tuple(out)
             chunk = ring.right(first, (j - self.columns.start) // 8)
             for i, fragment in enumerate(rounded):
@@ -60,6 +60,8 @@ class Finish(Struct, frozen=True, eq=False):
 
     def _column(self, j: int) -> Epilogue:
         """The epilogue of this thread's two columns of eight; past the edge the last one's."""
+        if j in self.ready:
+            return self.ready[j]
         p, across = self.p, self.sums[0].place(j // 2)[1]
         last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
         column = lang.minimum(self.column + across, last)
@@ -122,9 +124,8 @@ class Staged:
         self.map: Any = lang.ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
 
     def begin(self, parts: list[Finish]) -> None:
-        """Load what columns have, the last products under way."""
-        for part in parts:
-            part.begin()
+        """Load what the first ones have, the last products under way: of all the widest spill."""
+        parts[0].begin()
 
     def close(self, leader: Operand) -> None:
         """The last ones leave before the group ends."""
