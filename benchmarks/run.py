@@ -79,6 +79,7 @@ from search import search
 from several import several
 from shapes import sentence, shapes
 from speculation import speculation
+from streams import streams
 from speech import speech
 from table import table
 from tensor_cores import mma
@@ -241,7 +242,7 @@ BENCHES = {
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "several": several, "speech": speech, "timeline": timeline,
+    "search": search, "several": several, "speech": speech, "streams": streams, "timeline": timeline,
     "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
     "speculation": speculation, "llama": llama,
 }  # fmt: skip

@@ -48,6 +48,7 @@ Of PTX for sm_90 and later alone; r is the rank of a group in its cluster:
 
     stmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     launch_dependents()    the next launch may begin once all groups have said so
+    await_launches()       the launches before are over, and what they wrote can be seen
     cluster()          attr: groups of a cluster                 cluster_rank()
     cluster_arrive() cluster_wait()   where the threads of all groups of a cluster meet
     cluster_load(i, r) attr: shared array index; a word of the other group's
@@ -97,7 +98,7 @@ HOPPER = frozenset(
     "wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier".split()
 )
 CLUSTER = frozenset({"cluster", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_load"})
-FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
+FROM_90 = CLUSTER | {"stmatrix", "launch_dependents", "await_launches"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8"}
 AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines", "grid", "grid_barrier"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
@@ -248,6 +249,18 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         """The first of these operations, or ""; a role is named "role"."""
         named = ("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
         return next((op for op in named if op in ops), "")
+
+    @cached_property
+    def early(self) -> tuple[int, ...]:
+        """The arguments that are read before the launches before have been waited for."""
+        ops = [s[0] for s in self.body]
+        if "await_launches" not in ops:
+            return ()
+        before = self.body[: ops.index("await_launches")]
+        loaded = {s[3] for s in before if s[0] in ("load", "load4")}
+        copied = {s[3][1] for s in before if s[0] == "cp_async"}
+        maps = {s[3][2] for s in before if s[0] in ("tma_load", "tma_multicast")}
+        return tuple(sorted(loaded | copied | {self.maps[m].argument for m in maps}))
 
     @property
     def uses_subgroups(self) -> bool:

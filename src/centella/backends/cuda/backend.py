@@ -194,11 +194,13 @@ class CudaBackend(CudaMemory):
         if overlap:
             alone = partial(_configured, _overlap())
         ok = driver.CUresult.CUDA_SUCCESS
+        ordered = _ordered(work) if overlap else frozenset()
         for position, bound in enumerate(work.launches):
             function, threads, dynamic, most, meets = bound.pipeline
             if stamps is not None:
                 stamps.record(2 * position, stream)
-            status = (together if meets else alone)(
+            how = together if meets else driver.cuLaunchKernel if position in ordered else alone
+            status = how(
                 function, min(bound.groups, most or bound.groups), 1, 1, threads, 1, 1, dynamic,
                 stream,
                 first + 8 * position, 0,
@@ -250,6 +252,23 @@ class CudaBackend(CudaMemory):
         self._sent.clear()
         if self._primary:
             driver.cuDevicePrimaryCtxRelease(self._device)
+
+
+def _ordered(work: Submission) -> frozenset[int]:
+    """Launches that read, before they wait, what one before them in the submission writes.
+
+    They begin when those before are over, as does, then, all that they wrote.
+    """
+    written: set[int] = set()
+    ordered = set()
+    for position, bound in enumerate(work.launches):
+        ir = bound.program.ir  # type: ignore[union-attr]  # not of the host
+        addresses = [work.slots[slot].native for slot in bound.slots]
+        if any(addresses[argument] in written for argument in ir.early):
+            ordered.add(position)
+            written.clear()
+        written.update(a for a, arg in zip(addresses, ir.args, strict=True) if arg.writable)
+    return frozenset(ordered)
 
 
 @cache

@@ -25,6 +25,7 @@ from centella.lang.ptx.clusters import (
 )
 from centella.lang.ptx.grids import grid, grid_barrier
 from centella.lang.ptx.intrinsics import (
+    await_launches,
     cp_async,
     cp_async_commit,
     cp_async_wait,
@@ -50,7 +51,7 @@ from centella.lang.ptx.warpgroups import (
 )
 
 __all__ = [
-    "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "cluster", "cluster_arrive",
+    "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "await_launches", "cluster", "cluster_arrive",
     "cluster_load", "cluster_rank", "cluster_size", "cluster_wait", "cp_async", "cp_async_commit",
     "cp_async_wait", "fetch_lines", "grid", "grid_barrier", "init_fence", "launch_dependents",
     "ldmatrix", "max_pairs", "mma_sync", "resident", "role", "stmatrix", "tma_load", "tma_store",

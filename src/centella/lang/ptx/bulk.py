@@ -116,6 +116,7 @@ class TensorMap:
             neighbours on; at least 1 each.
         strides: launch parameters: elements from one to the next along the dimensions but the
             first; multiples of 16 bytes where there is a next.
+        rows: of a box; None: the tile's.
 
     Raises:
         TraceError: for another argument or dtype, dimensions that are no launch parameters, or a
@@ -128,6 +129,7 @@ class TensorMap:
         tile: SharedTile,
         extents: Sequence[Value],
         strides: Sequence[Value],
+        rows: int | None = None,
     ) -> None:
         t = current()
         if argument.rank != 1 or argument.dtype is not tile.dtype or argument.mode == "inout":
@@ -141,12 +143,15 @@ class TensorMap:
                 f"{len(extents)} and {len(strides)}"
             )
         patterned(tile, "a TensorMap")
-        if tile.rows > MOST_BOX:
-            raise TraceError(f"a box has at most {MOST_BOX} rows, got {tile.rows}")
+        down = tile.rows if rows is None else rows
+        if not 0 < down <= min(MOST_BOX, tile.rows):
+            raise TraceError(
+                f"a box has 1 to {MOST_BOX} rows, of a tile's {tile.rows} at most, got {down}"
+            )
         self.argument: Argument = argument
         self.tile: SharedTile = tile
         self.dimensions: int = len(extents)
-        box = (tile.panel // tile.dtype.itemsize, tile.rows, *(1,) * (len(extents) - 2))
+        box = (tile.panel // tile.dtype.itemsize, down, *(1,) * (len(extents) - 2))
         offset = t.param((argument.name, "offset"), "u32")
         places = [_parameter(t, e) for e in (offset, *extents, *strides)]
         param = MapParam(

@@ -24,6 +24,8 @@ from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
 from centella.ops.rows import strides_of
 from centella.specs import Caps
 
+LETS_IN = False  # the next launch, from the begin on
+
 
 def _cluster(form: Form[RopeAttendAttrs], caps: Caps) -> ClusterTile | None:
     """Groups and parts where a cluster has all queries of its keys, and rows are whole chunks."""
@@ -74,7 +76,10 @@ def _first(
 
 def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
     parts, y = tile.parts, form.outputs[2]
-    constants = (("splits", parts.splits), ("tile", tile.split), ("tokens", y.shape[1]))
+    constants = (
+        ("early", LETS_IN and caps.early_launch), ("splits", parts.splits), ("tile", tile.split),
+        ("tokens", y.shape[1]),
+    )  # fmt: skip
     writes = {"y": Ref(len(form.inputs) + 2, flat(y))}
     return Lowered((_first(kernel, form, parts, constants, writes, {}, tile.split.threads),))
 

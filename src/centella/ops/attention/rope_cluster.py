@@ -219,11 +219,13 @@ def _rope_attend(
     *, tile: SplitTile, splits: int, dim: int, rows: int, tokens: int, scoring: Scoring,
     layout: tuple[tuple[str, bool], ...], x: Argument, cos: Argument, sin: Argument,
     starts: Argument, y: Argument, keys: Argument, values: Argument, norms: Argument | None = None,
-    blocks: bool,
+    blocks: bool, early: bool,
 ) -> None:  # fmt: skip
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.together)
+    if early:
+        lang.ptx.launch_dependents()
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
     last = work.split == splits - 1

@@ -23,13 +23,14 @@ from centella.ops.matmul.columns import COLUMNS
 from centella.ops.matmul.mma import MMA
 from centella.ops.matmul.product import Product
 from centella.ops.matmul.skinny import SKINNY_MMA
+from centella.ops.matmul.streamed import STREAMED
 from centella.ops.matmul.thin import GEMV, SKINNY
 from centella.ops.matmul.tiled import TILED
 from centella.ops.matmul.wgmma import WGMMA
 from centella.specs import Caps
 
 ORDER: tuple[Variant[Product, Any], ...] = (
-    SKINNY_MMA, GEMV, SKINNY, COLUMNS, WGMMA, MMA, *TILED,
+    STREAMED, SKINNY_MMA, GEMV, SKINNY, COLUMNS, WGMMA, MMA, *TILED,
 )  # fmt: skip
 
 

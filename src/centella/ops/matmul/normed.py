@@ -30,7 +30,7 @@ from centella.ops.operands import NUMPY
 from centella.specs import Caps, Spec
 
 JOINED = 2  # rows up to which the thin product gains from its surroundings
-VARIANTS = ("joined", APART)
+VARIANTS = ("joined", APART, "streamed")
 
 
 class NormedAttrs(Struct, frozen=True):
