@@ -47,9 +47,7 @@ def configured(device: ct.Device, name: str) -> Iterator[None]:
     shaped = streamed.shaped
 
     def other(tile: Any, problem: Any, halves: int, normed: bool) -> Any:
-        tile = replace(
-            tile, early=how.get("early", True), lets_in=how.get("lets_in", True)
-        )
+        tile = replace(tile, early=how.get("early", True), lets_in=how.get("lets_in", True))
         return shaped(tile, problem, halves, normed, how.get("shared", streamed.SHARED))
 
     with ExitStack() as stack:
@@ -93,7 +91,9 @@ def weight_of(name: str, layer: Any) -> Any:
 def wanted(name: str, layer: Any, x: Any, rows: Any) -> Any:
     """The product in float64, some outputs of it."""
     w = weight_of(name, layer)
-    of = lambda at: ct.gather(w, ct.asarray(at, "i32", w.device)).astype("f32").numpy().astype(float)
+    of = lambda at: (
+        ct.gather(w, ct.asarray(at, "i32", w.device)).astype("f32").numpy().astype(float)
+    )
     if name in ("qkv", "gate_up"):
         x = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + 1e-6)  # the norm's weights are ones
     y = x @ of(rows).T
@@ -104,7 +104,9 @@ def wanted(name: str, layer: Any, x: Any, rows: Any) -> Any:
 
 def streams(args: argparse.Namespace) -> Iterator[Row]:
     """Rows of shapes, of chains and of tokens, for each size."""
-    for size in args.shapes.split(",") if args.shapes else ["mini"] if args.small else ["4b", "0.6b"]:
+    for size in (
+        args.shapes.split(",") if args.shapes else ["mini"] if args.small else ["4b", "0.6b"]
+    ):
         for device_name in args.devices:
             device = ct.device(device_name)
             names = [n for n in CONFIGURATIONS if args.tiles is None or n in args.tiles.split(",")]
@@ -134,6 +136,7 @@ def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iter
             assert error < WORST, (what, name, error)
             calls[name] = _waited(replay, device)
         yield from _rows(f"product {what}", base, calls, nbytes, args.rounds, LAUNCHES)
+    yield from _head(model, base, device, names, args)
     calls = {}
     nbytes = sum(weight_of(w, layers[0]).nbytes for w in PRODUCTS) * LAUNCHES
     hidden = model.config.hidden_size
@@ -154,11 +157,34 @@ def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iter
             replay = device.compile(chain)
             got = replay().astype("f32").numpy()
         first = got if first is None else first
-        print(f"  chain {name}: differs from {names[0]} by "
-              f"{np.linalg.norm(got - first) / np.linalg.norm(first):.4f}")
+        print(
+            f"  chain {name}: differs from {names[0]} by "
+            f"{np.linalg.norm(got - first) / np.linalg.norm(first):.4f}"
+        )
         calls[name] = _waited(replay, device)
     yield from _rows("chain of products", base, calls, nbytes, args.rounds, 4 * LAUNCHES)
     yield from _tokens(model, base, device, names, args)
+
+
+def _head(model: Any, base: Row, device: Any, names: list[str], args: Any) -> Iterator[Row]:
+    """The logits, four times; of 151936 outputs some are compared with float64."""
+    w, hidden = model.embed_tokens.weight, model.config.hidden_size
+    x = ct.asarray(
+        np.random.default_rng(4).standard_normal((1, hidden), np.float32), "bf16", device
+    )
+    some = np.linspace(0, w.shape[0] - 1, 64).astype(np.int32)
+    host = x.astype("f32").numpy().astype(float)
+    host = host / np.sqrt(np.mean(host * host, -1, keepdims=True) + 1e-6)
+    rows = ct.gather(w, ct.asarray(some, "i32", device)).astype("f32").numpy().astype(float)
+    right, calls = host @ rows.T, {}
+    for name in names:
+        with configured(device, name):
+            replay = device.compile(lambda: [model.head(x) for _ in range(4)])
+            got = replay()[-1].numpy()[:, some]
+        error = float(np.linalg.norm(got - right) / np.linalg.norm(right))
+        assert error < WORST, ("head", name, error)
+        calls[name] = _waited(replay, device)
+    yield from _rows("product head", base, calls, 4 * w.nbytes, args.rounds, 4)
 
 
 def _waited(replay: Any, device: Any, times: int = 4) -> Callable[[], None]:
@@ -203,4 +229,4 @@ def _tokens(model: Any, base: Row, device: Any, names: list[str], args: Any) -> 
             list(sessions[name].run(1))
         kernels = sorted(led.kernels(), key=lambda k: -(k.milliseconds or 0.0))
         print(f"  {name}: " + ", ".join(f"{k.kernel} {k.launches} x {k.milliseconds:.3f} ms"
-                                        for k in kernels[:5] if k.milliseconds))  # fmt: skip
+                                        for k in kernels if k.milliseconds))  # fmt: skip

@@ -118,7 +118,9 @@ def _prologue(w: Writer) -> list[str]:
     lines += [f"  .reg .{kind} {name}<{count}>;" for kind, name, count in w.fragments]
     if w.shared.size and not w.shared.dynamic:
         lines.append(f"  .shared .align {w.shared.align} .b8 $smem[{w.shared.size}];")
-    if overlaps(w.arch) and not w.ir.first(frozenset({"await_launches"})):  # every block waits, also one past the launch: its end is not another's
+    if overlaps(w.arch) and not w.ir.first(
+        frozenset({"await_launches"})
+    ):  # every block waits, also one past the launch: its end is not another's
         lines.append("  griddepcontrol.wait;")
     lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]
     lines += ["  setp.ge.u32 %past, %group, %groups;", "  @%past ret;"]

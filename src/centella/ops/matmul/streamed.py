@@ -295,7 +295,9 @@ def _store(
             value = value if factor is None else value * factor
             if gate:
                 alpha = lang.parameter("alpha", f32)
-                other = total(offset + j + tile.height) * (alpha if factor is None else factor * alpha)
+                other = total(offset + j + tile.height) * (
+                    alpha if factor is None else factor * alpha
+                )
                 value = ACTIVATIONS[gate](KERNEL, value * alpha) * other
             out.append(value)
         if not gate:
