@@ -2,9 +2,10 @@
 
     python benchmarks/run.py streams --devices cuda --shapes 4b,0.6b --rounds 5
 
-Configurations take turns. `--tiles` names some of them (shipped,streamed,...). Each shape is first
-compared with float64. Shapes are timed as 36 launches of a replay that depend on each other, over the
-weights of four layers in turn; a chain has the four products of nine times four layers.
+Configurations take turns. `--tiles` names some of them (shipped,thin,...); what concerns attention
+alone is left out but for tokens. Each shape is first compared with float64. Shapes are timed as 36
+launches of a replay that depend on each other, over the weights of four layers in turn; a chain has
+the four products of nine times four layers.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from generate import LAYERS, PROMPT, model_of
-from measure import READ, Row, alternate, named, summary
-from msgspec.structs import replace
+from measure import READ, Row, alternate, summary
 
 import centella as ct
 from centella.ops.attention import rope_choice
+from centella.ops.attention.rope_cluster import RopeTile
 from centella.ops.matmul import streamed
+from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.runtime.plans import Plans
 from centella.tasks.sampling import Sampling
 from centella.tasks.session import Session
@@ -30,13 +33,14 @@ from centella.tensors.functional import linear, normed_linear
 
 LAUNCHES, TOKENS, WORST = 36, 48, 0.01
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "shipped": {},
-    "waits": {"early": False},  # the ring alone
-    "streamed": {},
-    "attends": {"attention": True},  # and attention lets the next launch in
-    "small": {"attention": True, "shared": 74 << 10},  # three groups fit
-    "large": {"attention": True, "shared": 200 << 10},  # one fits
-    "late": {"attention": True, "lets_in": False},
+    "shipped": {},  # as it is chosen
+    "thin": {"least": 1 << 30},  # no product is streamed
+    "heavy": {"least": 56 << 10},  # those of so many bytes a group are
+    "large": {"shared": 200 << 10},  # beside which no attention has room
+    "small": {"shared": 112 << 10},
+    "then": {"lets_in": "then"},  # attention lets the next launch in when it has waited itself
+    "alone": {"lets_in": ""},  # when it is over
+    "waits": {"early": False, "lets_in": ""},  # and asks for nothing before it has waited
 }
 
 
@@ -44,16 +48,23 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def configured(device: ct.Device, name: str) -> Iterator[None]:
     """Plans of a configuration, while this is entered."""
     how = CONFIGURATIONS[name]
-    shaped = streamed.shaped
+    shaped, stream_of = streamed.shaped, streamed.stream_of
 
     def other(tile: Any, problem: Any, halves: int, normed: bool) -> Any:
-        tile = replace(tile, early=how.get("early", True), lets_in=how.get("lets_in", True))
         return shaped(tile, problem, halves, normed, how.get("shared", streamed.SHARED))
 
+    def some(problem: Any, dtypes: Any, halves: int, normed: bool, caps: Any) -> Any:
+        nbytes = 2 * halves * problem.n * problem.k // MULTIPROCESSORS
+        few = nbytes < how.get("least", 0)
+        return None if few else stream_of(problem, dtypes, halves, normed, caps)
+
+    def met(split: Any, caps: Any) -> RopeTile:
+        return RopeTile(split, how.get("early", True), how.get("lets_in", "first"))
+
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(streamed, "PREFERRED", name != "shipped"))
         stack.enter_context(mock.patch.object(streamed, "shaped", other))
-        stack.enter_context(mock.patch.object(rope_choice, "LETS_IN", "attention" in how))
+        stack.enter_context(mock.patch.object(streamed, "stream_of", some))
+        stack.enter_context(mock.patch.object(rope_choice, "met", met))
         device.executor.plans = Plans(device.executor.backend)
         yield
     device.executor.plans = Plans(device.executor.backend)
@@ -91,9 +102,10 @@ def weight_of(name: str, layer: Any) -> Any:
 def wanted(name: str, layer: Any, x: Any, rows: Any) -> Any:
     """The product in float64, some outputs of it."""
     w = weight_of(name, layer)
-    of = lambda at: (
-        ct.gather(w, ct.asarray(at, "i32", w.device)).astype("f32").numpy().astype(float)
-    )
+
+    def of(at: Any) -> Any:
+        return ct.gather(w, ct.asarray(at, "i32", w.device)).astype("f32").numpy().astype(float)
+
     if name in ("qkv", "gate_up"):
         x = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + 1e-6)  # the norm's weights are ones
     y = x @ of(rows).T
@@ -117,6 +129,8 @@ def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iter
     layers = model.layers[:LAYERS]
     random = np.random.default_rng(3)
     base: Row = {"shape": (size, 1)}
+    every = names
+    names = [n for n in names if n == "shipped" or {"least", "shared"} & {*CONFIGURATIONS[n]}]
     for what, product in PRODUCTS.items():
         k = weight_of(what, layers[0]).shape[1]
         x = ct.asarray(random.standard_normal((1, k), np.float32), "bf16", device)
@@ -128,9 +142,7 @@ def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iter
         calls: dict[str, Any] = {}
         for name in names:
             with configured(device, name):
-                replay = device.compile(
-                    lambda: [product(layers[i % len(layers)], x) for i in range(LAUNCHES)]
-                )
+                replay = device.compile(partial(_each, product, layers, x))
                 got = replay()[-1].astype("f32").numpy()[:, some]
             error = float(np.linalg.norm(got - right) / np.linalg.norm(right))
             assert error < WORST, (what, name, error)
@@ -163,7 +175,11 @@ def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iter
         )
         calls[name] = _waited(replay, device)
     yield from _rows("chain of products", base, calls, nbytes, args.rounds, 4 * LAUNCHES)
-    yield from _tokens(model, base, device, names, args)
+    yield from _tokens(model, base, device, every, args)
+
+
+def _each(product: Product, layers: Any, x: Any) -> list[Any]:
+    return [product(layers[i % len(layers)], x) for i in range(LAUNCHES)]
 
 
 def _head(model: Any, base: Row, device: Any, names: list[str], args: Any) -> Iterator[Row]:

@@ -256,7 +256,7 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         ops = [s[0] for s in self.body]
         if "await_launches" not in ops:
             return ()
-        before = self.body[: ops.index("await_launches")]
+        before = self.body[: len(ops) - 1 - ops[::-1].index("await_launches")]
         loaded = {s[3] for s in before if s[0] in ("load", "load4")}
         copied = {s[3][1] for s in before if s[0] == "cp_async"}
         maps = {s[3][2] for s in before if s[0] in ("tma_load", "tma_multicast")}

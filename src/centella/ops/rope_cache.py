@@ -108,7 +108,7 @@ def _run(
             source = Head(x, place, width, turn.chunk, norms, which)
             own = source.load(column) if turn.chunk else [source[c] for c in lanes]
             at, none = lang.minimum(position, height - 1), lang.const(0, u32)
-            made = turn.turned(source, none, own, at, lanes)
+            made = turn.turned(source, none, own, turn.entries(at, lanes), lanes)
             made = turn.passed(made, own, lanes, position < height)
             with lang.if_(head < heads):
                 y.store(offset_of([b, head, i], "y") + column, made)

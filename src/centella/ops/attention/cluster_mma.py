@@ -14,6 +14,7 @@ from functools import reduce
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import f32, i8, u32
@@ -145,11 +146,14 @@ class ClusterTile(Struct, frozen=True):
     parts: Parts
 
 
-def cluster_of(form: Form[AttentionAttrs], caps: Caps) -> ClusterTile | None:
+def cluster_of(
+    form: Form[AttentionAttrs], caps: Caps, warps: int | None = None
+) -> ClusterTile | None:
     """Groups and parts for a form; None where it has no whole chunks, or there are no clusters."""
     split = tile_of(form, caps) if caps.clusters else None
     if split is None:
         return None
+    split = replace(split, warps=warps or split.warps)
     return ClusterTile(split, Parts.of(form, split.step, split.groups, splits=MOST_GROUPS))
 
 

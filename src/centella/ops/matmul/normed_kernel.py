@@ -257,11 +257,12 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
         replace(problem, n=y.shape[1]), (*form.inputs, form.outputs[0]), tuple(extras), residual,
         attrs.activation, attrs.alpha,
     )  # fmt: skip
-    if attrs.variant == streamed.STREAMED.name or (attrs.variant is None and streamed.PREFERRED):
-        tile_of = streamed.normed_stream(product, attrs, caps)
-        if tile_of is not None:
-            return streamed.stream_launch(product, tile_of, gate, (("eps", attrs.eps),))
-        if attrs.variant is not None:
+    forced = attrs.variant == streamed.STREAMED.name
+    if forced or (attrs.variant is None and streamed.STREAMED.preferred(product, caps)):
+        stream = streamed.normed_stream(product, attrs, caps)
+        if stream is not None:
+            return streamed.stream_launch(product, stream, gate, (("eps", attrs.eps),))
+        if forced:
             raise LimitError(f"normed_linear: variant {attrs.variant!r} does not fit")
     tile = normed_of(problem, (x.dtype, w.dtype), caps)
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)

@@ -243,7 +243,7 @@ def _meet(shared: _Shares, turn: Any) -> None:
 
 
 def _chunk(shared: _Shares, column: Any, lane: Any, sixteen: int) -> Any:
-    """Where a lane's row of sixteen begins for `ldmatrix`; rows past the last are the last one's."""
+    """Where a lane's row of sixteen begins for `ldmatrix`; past the last it is the last."""
     tile, height = shared.tile, shared.tile.height
     at = lane % DEPTH + sixteen * DEPTH
     half = lang.minimum(at // height, shared.halves - 1)
@@ -311,7 +311,7 @@ streamed: Kernel = Kernel(_streamed, workgroup=WARPGROUP + CONSUMERS, name="stre
 
 # -- how it is launched ---------------------------------------------------------------------------
 
-SHARED = 112 << 10  # bytes of a group: two fit on a multiprocessor
+SHARED = 184 << 10  # bytes of a group, beside which one of attention has room
 STAGE = 16 << 10  # bytes of a stage, at most, where it has more than the fewest columns
 FEWEST, WIDEST = DEPTH * WARPS, 512  # columns of a stage
 MOST_ROWS = 80  # of a stage
@@ -337,7 +337,8 @@ def stream_of(
 
 def _turns(n: int, rows: int) -> int:
     """Blocks of the busiest group."""
-    return -(-(-(-n // rows)) // MULTIPROCESSORS)
+    blocks = -(-n // rows)
+    return -(-blocks // MULTIPROCESSORS)
 
 
 def shaped(tile: Stream, problem: Problem, halves: int, normed: bool, most: int = SHARED) -> Stream:
@@ -394,6 +395,5 @@ def _launches(product: Product, tile: Stream, caps: Caps) -> Lowered:
 
 
 STREAMED: Variant[Product, Stream] = Variant(
-    "streamed", _tile, _launches, lambda product, caps: PREFERRED
+    "streamed", _tile, _launches, lambda product, caps: caps.fast_tensor_cores
 )
-PREFERRED = False  # until it is measured
