@@ -16,10 +16,11 @@ from centella.emit.ptx.tables import (
 )
 from centella.emit.ptx.writer import Rule, Writer
 from centella.errors import DeviceError, TraceError
-from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
+from centella.lang.ir import BARRIERS, FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
 
 IN_HEAD = ("resident", "cluster")  # the entry's head has them
 PREFETCH_VERSION = "7.4"  # which knows .level::prefetch_size
+SEND_VERSION = "8.1"  # st.async
 
 RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | warps.RULES | hopper.RULES
 
@@ -43,8 +44,9 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
     w = Writer(ir, arch)
     number = number_of(arch)
     for ops, needed, has in (
-        (PTX_ONLY, "sm_80 or later", number >= 80), (FROM_90, "sm_90 or later", number >= 90),
-        (HOPPER | {"role"}, "sm_90a", arch == "sm_90a"),
+        (PTX_ONLY, "sm_80 or later", number >= 80),
+        ((HOPPER - BARRIERS) | {"role"}, "sm_90a", arch == "sm_90a"),
+        (FROM_90 | BARRIERS, "sm_90 or later", number >= 90),
     ):  # fmt: skip  # a table
         if not has and (op := ir.first(ops)):
             raise TraceError(f"kernel {ir.name!r}: {op} needs {needed}, got {arch}")
@@ -101,8 +103,10 @@ def _head(w: Writer) -> list[str]:
 
 def _version(w: Writer) -> str:
     """The PTX version that a target needs, or what the kernel asks of it."""
-    least = TARGETS[w.arch]
-    return max(least, PREFETCH_VERSION, key=_number) if w.lines else least
+    needed = [TARGETS[w.arch], *([PREFETCH_VERSION] if w.lines else [])]
+    if any(s[0] == "cluster_store" for s in w.ir.body):
+        needed.append(SEND_VERSION)
+    return max(needed, key=_number)
 
 
 def _number(version: str) -> tuple[int, ...]:

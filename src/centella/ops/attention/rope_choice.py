@@ -44,7 +44,8 @@ def _chunks(form: Form[RopeAttendAttrs]) -> bool:
     return x.aligned and layout["chunk"] and all(s.aligned for s in norms)
 
 
-def _when(split: SplitTile, caps: Caps) -> RopeTile:
+def met(split: SplitTile, caps: Caps) -> RopeTile:
+    """How groups work, and when launches before and after overlap with theirs."""
     return RopeTile(split, caps.early_launch, "first" if caps.early_launch else "")
 
 
@@ -87,7 +88,7 @@ def _first(
 def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
     parts, y = tile.parts, form.outputs[2]
     constants = (
-        ("splits", parts.splits), ("tile", _when(tile.split, caps)), ("tokens", y.shape[1]),
+        ("splits", parts.splits), ("tile", met(tile.split, caps)), ("tokens", y.shape[1]),
     )  # fmt: skip
     writes = {"y": Ref(len(form.inputs) + 2, flat(y))}
     return Lowered((_first(kernel, form, parts, constants, writes, {}, tile.split.threads),))
@@ -129,7 +130,7 @@ def _parts_mma(form: Form[RopeAttendAttrs], caps: Caps) -> SplitTile | None:
 
 def _two_launches_mma(form: Form[RopeAttendAttrs], tile: SplitTile, caps: Caps) -> Lowered:
     parts = Parts.of(attention_form(form), tile.step, tile.groups)
-    constants = (("tile", _when(tile, caps)), ("tokens", form.outputs[2].shape[1]))
+    constants = (("tile", met(tile, caps)), ("tokens", form.outputs[2].shape[1]))
     return _two_launches(form, parts, caps, rope_split_mma, constants, tile.threads)
 
 

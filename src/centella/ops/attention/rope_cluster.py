@@ -202,9 +202,7 @@ class StepRows:
             pairs = zip(stored, weights, strict=True)
             sources = [[v * factor * w for v, w in zip(*pair, strict=True)] for pair in pairs]
         own, columns = sources[0], [column + e for e in range(CHUNK)]
-        turned = turn.turned(
-            _Partner(sources[-1]), lang.const(0, u32), own, chunk.entries, columns
-        )
+        turned = turn.turned(_Partner(sources[-1]), lang.const(0, u32), own, chunk.entries, columns)
         turned = turn.passed(turned, own, columns, chunk.turns)
         packed = [lang.select(chunk.value, s, t) for s, t in zip(stored[0], turned, strict=True)]
         with lang.if_(chunk.inside):
@@ -306,6 +304,7 @@ def _rope_attend(
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.split.together)
+    sums = Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
     warp = walked(
@@ -313,7 +312,6 @@ def _rope_attend(
         scoring=scoring, turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys,
         values=values, table=table,
     )  # fmt: skip
-    sums = Sums(splits, rows, dim)
     sums.gather(warp, tile.split)
     sums.write(work, masks, tile.split, y)
 

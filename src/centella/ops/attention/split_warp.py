@@ -313,19 +313,21 @@ class Warp:
                     lang.ptx.mma_sync(sums, self.values_of, weights)
 
     def add_up(
-        self, tile: SplitTile, rows: int, put_stats: Callable[[Any, Any, Any], None],
-        put_sums: Callable[[Any, Any, list[Any]], None],
+        self, tile: SplitTile, rows: int, put_stats: Callable[[Any, Any, Any, Any], None],
+        put_sums: Callable[[Any, Any, list[Any]], None], copies: int = 1,
     ) -> None:  # fmt: skip
         """What the warps of a group have, together: relative to one maximum, in order.
 
+        Rows past the queries are the last one's again.
+
         Args:
-            put_stats: takes a query, its maximum and the sum of its weights.
+            put_stats: takes a query, its maximum, the sum of its weights, and which copy it is, of
+                so many.
             put_sums: takes a query, an element of the head and its sums from there on, four.
         """
         me = lang.local_id()
         tops, totals = (lang.shared(f32, tile.warps * MOST_ROWS) for _ in range(2))
-        pitch, across = self.value_part + 4, self.value_part // 4
-        size = tile.warps * rows * pitch
+        pitch, size = self.value_part + 4, tile.warps * rows * (self.value_part + 4)
         memory = lang.shared(f32, self.value_parts * size)
         with lang.if_(self.c == 0):
             tops[self.number * MOST_ROWS + self.g] = self.base
@@ -347,23 +349,23 @@ class Warp:
             high = reduce(lang.fmax, each)
             return high, [lang.exp2_native(top - high) for top in each]
 
-        with lang.if_((me < rows) & self.work.has(me)):
-            high, factors = weights_of(me)
+        with lang.if_(me < rows * copies):
+            query = me % rows
+            high, factors = weights_of(query)
             whole = lang.const(0.0, f32)
             for n, factor in enumerate(factors):
-                whole = lang.fma(factor, totals[n * MOST_ROWS + me], whole)
-            put_stats(me, high, whole)
-        items = rows * self.value_parts * across
-        for base in range(0, items, tile.threads):
+                whole = lang.fma(factor, totals[n * MOST_ROWS + query], whole)
+            put_stats(query, high, whole, me // rows)
+        across = self.dim // 4
+        for base in range(0, rows * across, tile.threads):
             item = me + base
-            row, rest = item // (self.value_parts * across), item % (self.value_parts * across)
-            part, column = rest // across, rest % across * 4
-            element = part * self.value_part + column
-            with lang.if_((item < items) & self.work.has(row) & (element < self.dim)):
+            row, element = item // across, item % across * 4
+            which, column = element // self.value_part, element % self.value_part
+            with lang.if_(item < rows * across):
                 _, factors = weights_of(row)
                 added = [lang.const(0.0, f32)] * 4
                 for n, factor in enumerate(factors):
-                    theirs = memory.load(part * size + (n * rows + row) * pitch + column)
+                    theirs = memory.load(which * size + (n * rows + row) * pitch + column)
                     added = [lang.fma(factor, x, a) for a, x in zip(added, theirs, strict=True)]
                 put_sums(row, element, added)
 
