@@ -82,6 +82,7 @@ from several import several
 from shapes import sentence, shapes
 from speculation import speculation
 from speech import speech
+from streams import streams
 from table import table
 from tensor_cores import mma
 from texts import texts
@@ -243,8 +244,8 @@ BENCHES = {
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "several": several, "speech": speech, "timeline": timeline,
-    "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
+    "search": search, "several": several, "speech": speech, "streams": streams,
+    "timeline": timeline, "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
     "speculation": speculation, "llama": llama, "gates": gates,
 }  # fmt: skip
 
