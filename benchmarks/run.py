@@ -245,8 +245,8 @@ BENCHES = {
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
     "search": search, "several": several, "speech": speech, "streams": streams,
-    "timeline": timeline, "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
-    "speculation": speculation, "llama": llama, "gates": gates,
+    "timeline": timeline, "transcribe": transcribe, "shapes": shapes, "sentence": sentence,
+    "million": million, "speculation": speculation, "llama": llama, "gates": gates,
 }  # fmt: skip
 
 
