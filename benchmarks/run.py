@@ -85,6 +85,7 @@ from several import several
 from shapes import sentence, shapes
 from speculation import speculation
 from speech import speech
+from streams import streams
 from table import table
 from tensor_cores import mma
 from texts import texts
@@ -247,10 +248,10 @@ BENCHES = {
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "several": several, "speech": speech, "timeline": timeline,
-    "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
-    "speculation": speculation, "llama": llama, "gates": gates, "whole-rows": whole_rows,
-    "epilogues": epilogues,
+    "search": search, "several": several, "speech": speech, "streams": streams,
+    "timeline": timeline, "transcribe": transcribe, "shapes": shapes, "sentence": sentence,
+    "million": million, "speculation": speculation, "llama": llama, "gates": gates,
+    "whole-rows": whole_rows, "epilogues": epilogues,
 }  # fmt: skip
 
 

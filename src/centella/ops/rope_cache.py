@@ -137,7 +137,7 @@ def _run(
             source = source or Head(x, place, width, turn.chunk, norms, which)
             own = source.load(column) if turn.chunk else [source[c] for c in every]
             at, none = lang.minimum(position, height - 1), lang.const(0, u32)
-            turned = turn.turned(source, none, own, at, every)
+            turned = turn.turned(source, none, own, turn.entries(at, every), every)
             turned = turn.passed(turned, own, every, position < height)
             with lang.if_(head < heads):
                 y.store(offset_of([b, head, i], "y") + column, turned)

@@ -84,6 +84,12 @@ class CudaBackend(CudaMemory):
                     driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                     dynamic,
                 ))  # fmt: skip
+            if program.ir.early:  # beside groups that have most of a multiprocessor's memory
+                check(driver.cuFuncSetAttribute(
+                    function,
+                    driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                    100,
+                ))  # fmt: skip
             most = self._most_blocks(function, program, dynamic) if program.ir.resident else 0
         return Pipeline(function, program.ir.workgroup, dynamic, most, program.ir.meets)
 
@@ -194,11 +200,13 @@ class CudaBackend(CudaMemory):
         some_meet = any([bound.pipeline.meets for bound in work.launches])
         together = partial(_configured, _together()) if some_meet else alone
         ok = driver.CUresult.CUDA_SUCCESS
+        behind = ordered(work) if overlap else frozenset()
         for position, bound in enumerate(work.launches):
             function, threads, dynamic, most, meets = bound.pipeline
             if stamps is not None:
                 stamps.record(2 * position, stream)
-            status = (together if meets else alone)(
+            how = together if meets else driver.cuLaunchKernel if position in behind else alone
+            status = how(
                 function, min(bound.groups, most or bound.groups), 1, 1, threads, 1, 1, dynamic,
                 stream,
                 first + 8 * position, 0,
@@ -250,6 +258,23 @@ class CudaBackend(CudaMemory):
         self._sent.clear()
         if self._primary:
             driver.cuDevicePrimaryCtxRelease(self._device)
+
+
+def ordered(work: Submission) -> frozenset[int]:
+    """Launches that read, before they wait, what one before them in the submission writes.
+
+    They begin when those before are over; what these wrote is then there for all that follow.
+    """
+    written: set[int] = set()
+    behind = set()
+    for position, bound in enumerate(work.launches):
+        ir = bound.program.ir  # type: ignore[union-attr]  # not of the host
+        addresses = [work.slots[slot].native for slot in bound.slots]
+        if any(addresses[argument] in written for argument in ir.early):
+            behind.add(position)
+            written.clear()
+        written.update(a for a, arg in zip(addresses, ir.args, strict=True) if arg.writable)
+    return frozenset(behind)
 
 
 @cache
