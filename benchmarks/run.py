@@ -18,6 +18,8 @@
     python benchmarks/run.py speech --devices cuda,webgpu --rows 1,8 --json results/speech.json
     python benchmarks/run.py transcribe --devices cuda --json results/transcribe.json
     python benchmarks/run.py rows --devices cuda,webgpu --json results/rows.json
+    python benchmarks/run.py whole-rows --devices cuda --json results/whole-rows.json
+    python benchmarks/run.py epilogues --devices cuda --json results/epilogues.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
@@ -65,6 +67,7 @@ from checkpoints import embedder
 from cpu import cpu
 from decode import decode, decode_sweep
 from encoder import encoder
+from epilogues import epilogues
 from every import CASES, every
 from fresh import first, start
 from gates import gates
@@ -88,6 +91,7 @@ from tensor_cores import mma
 from texts import texts
 from timeline import timeline
 from transcribe import transcribe
+from whole_rows import whole_rows
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
@@ -247,6 +251,7 @@ BENCHES = {
     "search": search, "several": several, "speech": speech, "streams": streams,
     "timeline": timeline, "transcribe": transcribe, "shapes": shapes, "sentence": sentence,
     "million": million, "speculation": speculation, "llama": llama, "gates": gates,
+    "whole-rows": whole_rows, "epilogues": epilogues,
 }  # fmt: skip
 
 
@@ -308,7 +313,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
         "--tiles", nargs="?", const="", metavar="WORDS",
-        help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
+        help="mma, attention-cores, whole-rows: other tiles too: all, or those named with (a,b)",
     )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
     parser.add_argument(

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 
 from centella.op import op
+from centella.op.op import named
 from centella.ops.elementwise import EXPRESSIONS
+from centella.ops.matmul.problem import LinearAttrs
+from centella.ops.norm import NormAttrs
 from centella.ops.steps import step_of
 
 Array = np.ndarray[Any, Any]
@@ -225,6 +228,19 @@ def test_what_is_attended_to_is_what_was_appended() -> None:
     close(caches, again, "caches")
 
 
+def test_linear_norm_is_linear_and_norm() -> None:
+    rng = np.random.default_rng(9)
+    shapes = ((2, 3, 8), (6, 8), (6,), (2, 3, 6), (6,), (6,))
+    x, w, bias, residual, weight, shift = (rng.standard_normal(s) for s in shapes)
+    linear, affine = LinearAttrs(("bias", "residual"), "", alpha=0.5), ("weight", "bias")
+    for kind, vectors in (("layer", (weight, shift)), ("rms", (weight,))):
+        norm = NormAttrs(kind, 1e-5, affine[: len(vectors)])
+        sums = formula("linear", **named(linear))(x, w, bias, residual)
+        wanted = formula("norm", **named(norm))(sums, *vectors)
+        got = formula("linear_norm", linear=linear, norm=norm)(x, w, bias, residual, *vectors)
+        close(got, wanted, kind)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_golden_values(name: str) -> None:
     covered = {FORMULAS[row][0] for row in ROWS}
@@ -235,6 +251,7 @@ def test_every_op_has_golden_values(name: str) -> None:
         "rope_attend",
         "cache_write_i8",
         "rope_cache_write_i8",
+        "linear_norm",
         "normed_linear",
         "expert_linear",
         "topk",

@@ -15,6 +15,7 @@ from centella.dtypes import u32
 from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.tiled import store_words
+from centella.ops.operands import NATIVE
 
 M, K = 64, 16  # of one product
 
@@ -23,6 +24,7 @@ class Finish(Struct, frozen=True, eq=False):
     """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows.
 
     `gated`: half of the sums are gates, of the columns that the other half multiplies.
+    `ready`: by column, epilogues whose vectors are loaded.
     """
 
     batch: Any
@@ -35,6 +37,12 @@ class Finish(Struct, frozen=True, eq=False):
     extra: dict[str, Any]
     words: tuple[str, ...]
     gated: bool = False
+    ready: dict[int, Epilogue] = {}
+
+    def begin(self) -> None:
+        """Load what columns have: while products are under way, that takes no time."""
+        for j in self.columns:
+            self.ready[j] = self._column(j)
 
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
@@ -52,6 +60,8 @@ class Finish(Struct, frozen=True, eq=False):
 
     def _column(self, j: int) -> Epilogue:
         """The epilogue of this thread's two columns of eight; past the edge the last one's."""
+        if j in self.ready:
+            return self.ready[j]
         p, across = self.p, self.sums[0].place(j // 2)[1]
         last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
         column = lang.minimum(self.column + across, last)
@@ -59,7 +69,8 @@ class Finish(Struct, frozen=True, eq=False):
 
     def epilogue(self, column: Any, words: tuple[str, ...] = ()) -> Epilogue:
         """That of a column and the next."""
-        return Epilogue(self.activation, self.extra, column, 2, self.p["n"], words, self.gated)
+        n = self.p["n"]
+        return Epilogue(self.activation, self.extra, column, 2, n, words, self.gated, NATIVE)
 
     def sums_of(self, fragment: Any, pair: int) -> list[Expr]:
         """Those of a pair of outputs: two of its registers, with a gate two in each half."""
@@ -81,6 +92,9 @@ class Stored(Struct, frozen=True, eq=False):
 
     y: Any
     p: dict[str, Any]
+
+    def begin(self, parts: list[Finish]) -> None:
+        """Nothing: a thread past the edge has no columns."""
 
     def take(self, whole: Finish, mine: Any, leader: Any) -> None:
         """Write columns of a tile."""
@@ -108,6 +122,10 @@ class Staged:
         self.ring: lang.ptx.SharedTile = lang.ptx.SharedTile(y.dtype, shape)
         extents = (p["n"], p["m"], lang.parameter("batches", u32))
         self.map: Any = lang.ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
+
+    def begin(self, parts: list[Finish]) -> None:
+        """Load what the first ones have, the last products under way: of all the widest spill."""
+        parts[0].begin()
 
     def close(self, leader: Operand) -> None:
         """The last ones leave before the group ends."""

@@ -34,6 +34,7 @@ from centella.ops.matmul.product import Constants, Product, tiles_launch
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import tile_place
+from centella.ops.matmul.together import Together
 from centella.ops.ring import Ring
 from centella.specs import Caps
 
@@ -166,9 +167,8 @@ class _Shared:
     """What both roles see: operands, barriers, sizes. `order` has the consumers take turns."""
 
     def __init__(self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool) -> None:
-        self.tile = tile
-        if tile.cluster > 1:
-            lang.ptx.cluster(tile.cluster)
+        self.tile, self.together = tile, Together(tile.cluster)
+        self.together.begin()
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
         self.left = _Operand(a, "a", tile.bm, tile, a_along_k, self.p)
         self.right = _Operand(b, "b", tile.bn, tile, b_along_k, self.p)
@@ -182,38 +182,13 @@ class _Shared:
             for consumer in range(2):
                 self.order.init(consumer, 1)
             lang.ptx.init_fence()
-        self.meet()
-
-    @property
-    def first(self) -> Expr:
-        """The number of the first tile, that of all groups of a cluster."""
-        return lang.group_id() // self.tile.cluster
-
-    @property
-    def end(self) -> Expr:
-        """How many numbers there are."""
-        return lang.num_groups() // self.tile.cluster
-
-    @property
-    def every(self) -> Expr:
-        """From a number to the next."""
-        return lang.ptx.grid() // self.tile.cluster
-
-    def meet(self) -> None:
-        """All groups that reach each other's shared memory meet, or the threads of this one."""
-        if self.tile.cluster == 1:
-            lang.barrier()
-            return
-        lang.ptx.cluster_arrive()
-        lang.ptx.cluster_wait()
+        self.together.meet()
 
     def tile_at(self, number: Any) -> tuple[Expr, Expr, Expr]:
         """Batch, first row and first column of this group's tile."""
         tile = self.tile
         batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.across)
-        if tile.cluster > 1:
-            row = row + lang.ptx.cluster_rank() * tile.bm
-        return batch, row, column
+        return batch, row + self.together.rank() * tile.bm, column
 
     def load(self, at: tuple[Expr, Expr, Expr], step: Operand, stage: Any) -> None:
         """Have both operands copied; B by one group of the cluster for all of them."""
@@ -222,15 +197,13 @@ class _Shared:
         if tile.cluster == 1:
             self.right.load(column, step * tile.bk, batch, stage, self.full)
             return
-        with lang.if_(lang.ptx.cluster_rank() == step % tile.cluster):
-            every = (1 << tile.cluster) - 1
-            self.right.load(column, step * tile.bk, batch, stage, self.full, every)
+        with lang.if_(self.together.copies(step)):
+            mask = self.together.mask
+            self.right.load(column, step * tile.bk, batch, stage, self.full, mask)
 
     def release(self, stage: Any) -> None:
-        """This thread's consumer has read a stage: whoever fills it, in any group, may."""
-        self.empty.arrive(stage)
-        for further in range(1, self.tile.cluster):
-            self.empty.arrive(stage, (lang.ptx.cluster_rank() + further) % self.tile.cluster)
+        """This thread's consumer has read a stage."""
+        self.together.release(self.empty, stage)
 
 
 def _wgmma(
@@ -244,15 +217,14 @@ def _wgmma(
         _produce(shared)
     with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         _consume(shared, stored, activation, extra, words)
-    if tile.cluster > 1:  # nobody leaves while another one copies to it or tells it something
-        shared.meet()
+    shared.together.end()
 
 
 def _produce(shared: _Shared) -> None:
     """Have the tiles of all steps copied, one after the other, as stages become free."""
-    tile = shared.tile
+    tile, together = shared.tile, shared.together
     ring = Ring(tile.stages)
-    for number in lang.range(shared.first, shared.end, shared.every):
+    for number in lang.range(together.first, together.last, together.every):
         at = shared.tile_at(number)
         for step in lang.range(shared.steps):
             stage = ring.stage.get()
@@ -270,7 +242,7 @@ def _consume(
     tile, steps = shared.tile, shared.steps
     ring = Ring(tile.stages)
     mine = lang.ptx.warpgroup() - 1
-    first, every = shared.first, shared.every
+    first, every = shared.together.first, shared.together.every
     turn = lang.var(1 - mine)  # the first one's turn is at once
     down: Any = mine * M
     if tile.turns:
@@ -279,7 +251,7 @@ def _consume(
     sums = [lang.ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
     leader = lang.local_id() % WARPGROUP == 0
     width = tile.staged or tile.across
-    for number in lang.range(first, shared.end, every):
+    for number in lang.range(first, shared.together.last, every):
         batch, row, column = shared.tile_at(number)
         if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
             shared.order.wait(mine, turn)
@@ -289,14 +261,18 @@ def _consume(
             with lang.if_(leader):
                 shared.order.arrive(1 - mine)
             ring.move(steps)
-        lang.ptx.wgmma_wait(0)
-        with lang.if_(leader):
-            shared.release(last)
+        parts = []
         for first_column in range(0, tile.across, width):
             columns = range(first_column, first_column + width, 8)
             at = (batch, row + down, column)
-            done = Finish(*at, sums, columns, shared.p, activation, extra, words, tile.gated)
-            stored.take(done, mine, leader)
+            gated = tile.gated
+            parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words, gated))
+        stored.begin(parts)
+        lang.ptx.wgmma_wait(0)
+        with lang.if_(leader):
+            shared.release(last)
+        for part in parts:
+            stored.take(part, mine, leader)
     stored.close(leader)
 
 
