@@ -20,9 +20,11 @@ from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedg
 from centella.cli.output import err
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
+from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
 from centella.tasks.logprobs import checked
+from centella.tasks.prompts import check_variables
 from centella.tasks.sampling import Sampling
 from centella.tasks.speculation import LOOKUP
 
@@ -169,6 +171,10 @@ def run(
     )
     file = "-" if prompt == "-" else file
     text = prompt if file is None else _read(file)
+    if file is not None and not text:
+        raise CentellaError(f"generate: --file {in_line(file)}: expected a prompt, got no text")
+    if trace is not None:
+        expect_writable(trace)  # before the work is done
     talk = chat and text is None
     if talk and n > 1:
         raise CentellaError(f"generate: --n: expected 1 in a chat without PROMPT, got {n}")
@@ -246,6 +252,7 @@ def _variables(template: str | None) -> dict[str, Any]:
         raise CentellaError(
             f"generate: --template: expected an object of JSON, got {in_line(template or '')}"
         )
+    check_variables("generate: --template", variables)
     return variables
 
 
