@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from centella.cli import chat
 from centella.cli.limit import step_bytes, token_bytes
 from centella.cli.output import piece
 from centella.errors import DeviceLostError
@@ -338,13 +338,13 @@ def test_interrupts_at_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
         KeyboardInterrupt, "hi", KeyboardInterrupt, KeyboardInterrupt, "not read",
     ]  # fmt: skip
 
-    def type_one(_: str) -> str:
+    def type_one() -> str:
         given = typed.pop(0)
         if isinstance(given, str):
             return given
         raise given
 
-    monkeypatch.setattr(builtins, "input", type_one)
+    monkeypatch.setattr(chat, "_line", type_one)
     result = call(*ON, "--chat", "--max-tokens", 4)
     assert result.exit_code == 0
     assert typed == ["not read"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -125,6 +125,9 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+WORDS = "centella.words"  # of the command line, in its context
+
+
 class Commands(TyperGroup):
     """Prints an error of the library, of a file or of a text in one line; --debug raises it."""
 
@@ -138,6 +141,7 @@ class Commands(TyperGroup):
         end = args.index("--") if "--" in args else len(args)
         if "--debug" in args[:end]:
             args = ["--debug", *(a for a in args[:end] if a != "--debug"), *args[end:]]
+        ctx.meta[WORDS] = [word for arg in args for word in (arg, _value(arg))]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -150,7 +154,7 @@ class Commands(TyperGroup):
         except (CentellaError, OSError, UnicodeError) as error:
             if ctx.params.get("debug"):
                 raise
-            err(f"centella: {_said(error)}")
+            err(f"centella: {_said(error, ctx.meta[WORDS])}")
             raise typer.Exit(1) from None
 
 
@@ -200,12 +204,26 @@ def _hint(message: str, context: Any) -> str:
     return f"; quote a text of several words: {in_line(shlex.quote(f'{first} {others[1]}'))}"
 
 
-def _said(error: CentellaError | OSError | UnicodeError) -> str:
-    """An error in a line; Python's own `[Errno 2] ...: 'file'` as file and reason."""
+def _value(argument: str) -> str:
+    """What an option is given in one word, as in --model=DIR."""
+    return argument.partition("=")[2] if argument.startswith("--") else ""
+
+
+def _said(error: CentellaError | OSError | UnicodeError, words: Iterable[str]) -> str:
+    """An error in a line; Python's own `[Errno 2] ...: 'file'` as file and reason.
+
+    Args:
+        words: of the command line, whose names may have several lines.
+    """
     if isinstance(error, OSError) and error.filename is not None:
         return f"{in_line(str(error.filename))}: {reason(error)}"
-    first, *more = str(error).split("\n") if str(error) else [type(error).__name__]
-    if isinstance(error, DeviceError) and not isinstance(error, DeviceLostError):
+    text = str(error) or type(error).__name__
+    for word in words:
+        if "\n" in word:
+            text = text.replace(word, in_line(word))
+    first, *more = text.split("\n")
+    opening = isinstance(error, DeviceError) and not isinstance(error, DeviceLostError)
+    if opening and not first.startswith("load: "):
         first += "; centella info lists the devices of this machine"
     return f"{first} (all of it: --debug)" if more else first
 

@@ -23,6 +23,7 @@ from centella.ledger.counts import Ledger, ledger
 from centella.runtime.device import device as open_device
 from centella.tasks.embed import Embedder
 from centella.tasks.load import load
+from centella.tensors.arguments import expect_finite
 from centella.weights.folder import find_model
 
 QUESTION = "How do I write my own kernel?"
@@ -73,6 +74,7 @@ def run(
     root = find_model(model)
     embedder = load(root, where, task="embed")
     asked = embedder.encode([question])[0]
+    expect_finite("demo", "the vector of question", asked[None])
     first = time.perf_counter() - start
     say("first embedding", f"after {first:.2f} s (device opened, weights loaded)")
     passages = [Passage(p.file, p.line, c.text) for p in passages for c in embedder.chunks(p.text)]
@@ -118,6 +120,7 @@ def _embedded(embedder: Embedder, texts: list[str], cache: PassageVectors | None
             start = time.perf_counter()
             vectors = embedder.encode(texts, BATCH, progress=tell)
             rate = len(texts) / (time.perf_counter() - start)
+    expect_finite("demo", "the vector of passage", vectors)
     if cache is not None:
         cache.write(vectors)
     return Embedded(vectors, rate, counts)

@@ -26,6 +26,7 @@ from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
 from centella.tasks.embed import Embedder
 from centella.tasks.embeddings import Cut
+from centella.tensors.arguments import expect_finite
 from centella.weights.fingerprint import fingerprint
 from centella.weights.folder import find_model
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
@@ -100,6 +101,7 @@ class Work(Struct, eq=False):
         embeddings = self.embedder.embed(
             some, batch_size=self.batch_size, progress=told, **self.options
         )  # fmt: skip
+        expect_finite("embed", "the vector of text", embeddings.dense, begin)
         self.cut += [replace(cut, index=begin + cut.index) for cut in embeddings.cut]
         return embeddings.dense
 
@@ -177,7 +179,7 @@ def run(
 
 def _expect_vectors(output: str) -> None:
     """Refuse, before a model is loaded, a file of another kind or that cannot be written."""
-    if not output.endswith(SUFFIXES):
+    if Path(output).suffix not in SUFFIXES:
         raise CentellaError(f"embed: --output: expected {', '.join(SUFFIXES)}, got {output}")
     expect_writable(output)
 

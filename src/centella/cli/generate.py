@@ -20,10 +20,12 @@ from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedg
 from centella.cli.output import err
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
+from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
 from centella.tasks.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.generate import Generator
 from centella.tasks.logprobs import checked
+from centella.tasks.prompts import check_variables
 from centella.tasks.sampling import Sampling
 from centella.tasks.speculation import LOOKUP
 
@@ -172,6 +174,10 @@ def run(
     )
     file = "-" if prompt == "-" else file
     text = prompt if file is None else _read(file)
+    if file is not None and not text:
+        raise CentellaError(f"generate: --file {in_line(file)}: expected a prompt, got no text")
+    if trace is not None:
+        expect_writable(trace)  # before the work is done
     talk = chat and text is None
     for name, value in (("n", n), ("beam", beam)):
         if talk and value > 1:
@@ -266,6 +272,7 @@ def _variables(template: str | None) -> dict[str, Any]:
         raise CentellaError(
             f"generate: --template: expected an object of JSON, got {in_line(template or '')}"
         )
+    check_variables("generate: --template", variables)
     return variables
 
 

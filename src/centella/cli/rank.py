@@ -45,6 +45,8 @@ def run(
         CentellaError: no text, both kinds of text, or what loading and ranking raise.
         OSError: for a file that cannot be read.
     """
+    if not question.strip():
+        raise CentellaError("rank: the question is empty")
     if texts and file is not None:
         raise CentellaError("rank: give texts or --file, not both")
     documents = lines_of("rank", file) if file is not None else texts

@@ -20,10 +20,10 @@ from centella.audio.subtitles import FORMATS
 from centella.audio.transcript import Segment, by_word
 from centella.cli.escape import in_line, printable
 from centella.cli.options import Device, Dtype, Json, Quantize, ShowLedger
-from centella.cli.output import err, err_ledger, out, piece, progress
+from centella.cli.output import STDIN, STDOUT, err, err_ledger, out, piece, progress
 from centella.cli.process import reason
 from centella.errors import CentellaError
-from centella.host.files import replaced
+from centella.host.files import expect_writable, replaced
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
 from centella.tasks.speech_options import MOST_WINDOWS, Options, vad_network
@@ -165,6 +165,8 @@ def run(
         raise CentellaError(f"transcribe: --json: expected no other --format, got {form.value}")
     form = Format.json if as_json else form
     _expect_together(files, form.value, output, raw, rate)
+    if trace is not None:
+        expect_writable(trace)  # before the work is done
     network = vad_network("transcribe", vad, vad_model)
     transcriber = load(model, device, dtype, task="transcribe", quantize=quantize)
     options = {
@@ -196,6 +198,10 @@ def _expect_together(
         raise CentellaError("transcribe: --rate: expected --raw DTYPE with it, got none")
     if output is None:
         return
+    if Path(output).exists() and not Path(output).is_dir():
+        raise CentellaError(
+            f"transcribe: --output {in_line(output)}: expected a folder, got a file"
+        )
     written: dict[str, str] = {}
     for file in files:
         path = _path(Path(output), file, form)
@@ -234,15 +240,20 @@ def _failure(transcriber: Transcriber, file: str, how: How) -> str | None:
         _transcribe(transcriber, file, how)
     except BrokenPipeError:
         raise
-    except (CentellaError, OSError) as error:
-        said = reason(error) if isinstance(error, OSError) else str(error)
-        return said if _called(file) in said else f"{_called(file)}: {said}"
+    except OSError as error:
+        if error.filename == STDOUT:  # which the next file would not get either
+            raise
+        to = f"{in_line(str(error.filename))}: " if error.filename else ""
+        return f"{_called(file)}: {to}{reason(error)}"
+    except CentellaError as error:
+        said = str(error).replace(file, _called(file)) if file else str(error)
+        return said if _called(file) in said else f"{_called(file)}: {said.removeprefix(': ')}"
     return None
 
 
 def _called(file: str) -> str:
     """A file as lines name it."""
-    return "standard input" if file == "-" else in_line(file)
+    return STDIN if file == "-" else in_line(file) or "''"
 
 
 def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:

@@ -17,12 +17,12 @@ from centella.tasks.beam_settings import BeamSettings, EarlyStopping
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.logprobs import logprobs_of, tokens_of
 from centella.tasks.pieces import Generation, Tally, Text
-from centella.tasks.prompts import Asked, Prompts
+from centella.tasks.prompts import Asked, Prompts, continuations
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import Array, Ids
 from centella.tasks.sessions import Sessions
 from centella.tasks.stream import Stream
-from centella.tensors.arguments import check_called, whole
+from centella.tensors.arguments import check_called
 from centella.tensors.hints import OF_MODEL, Hinted
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
@@ -205,7 +205,7 @@ class Generator(Hinted):
         early_stopping: EarlyStopping = False, **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         several, rows = self._prompts.rows(op, prompts, self.config.begin_id)
-        n = whole(op, "n", n, 1)
+        n = continuations(op, n)
         beams = BeamSettings.of(op, beam, length_penalty, early_stopping, n)
         asked = self._prompts.asked(
             op, self.config, sampling, tokens=max_new_tokens, stop=stop, ignore_eos=ignore_eos,
@@ -271,7 +271,7 @@ class Generator(Hinted):
             WeightsError: the model's folder has no chat template, or it fails.
             DTypeError: messages of another type.
         """
-        ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
+        ids = self._prompts.chat_ids(messages, self.template, template or {}, parse_special)
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
                                     ignore_eos=ignore_eos, logprobs=logprobs,

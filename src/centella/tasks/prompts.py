@@ -16,6 +16,7 @@ from centella.tasks import logprobs as probabilities
 from centella.tasks.batches import expect_tokenizer
 from centella.tasks.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.chat import ChatTemplate, check_messages
+from centella.tasks.check_texts import check_text
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
 from centella.tasks.tokens import Tokens
@@ -26,6 +27,9 @@ from centella.weights.model_files import show
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
     from centella.tasks.text import Tokenizer
+
+MOST_CONTINUATIONS = 1 << 16  # of one prompt
+OWN = frozenset({"answer", "messages", "parse_special"})  # names of chat's, no template variables
 
 
 class Asked(Struct, frozen=True):
@@ -114,6 +118,7 @@ class Prompts:
     ) -> Ids:  # fmt: skip
         """The ids of a conversation, up to where the answer begins; raises as `Generator.chat`."""
         check_messages("chat", messages)
+        check_variables("chat: template", values)
         if template is None:
             raise WeightsError("chat: expected a model folder with a chat template, got none")
         mark = ""
@@ -124,6 +129,7 @@ class Prompts:
             )
             messages, values = marked[0], {**values, **dict(zip(names, marked[1:], strict=True))}
         prompt = template.render(messages, **values)
+        check_text("chat: messages", prompt)
         if mark:
             return self.tokenizer.written.encode(prompt, mark)
         ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
@@ -192,6 +198,28 @@ class Prompts:
         if beams is not None:
             refuse_beside_beams(op, beams, sampling, draft, len(ids))
         return Asked(chosen, stops, alternatives, draft, cache_dtype(op, cache), beams)
+
+
+def check_variables(name: str, values: Mapping[str, object]) -> None:
+    """Refuse variables of a chat template that are chat's own arguments; `name`: for errors.
+
+    Raises:
+        DTypeError: there is one.
+    """
+    if own := sorted(OWN & values.keys()):
+        raise DTypeError(f"{name}: expected variables of the template, got {own[0]!r}, chat's own")
+
+
+def continuations(op: str, n: object) -> int:
+    """The number of continuations of a prompt, checked.
+
+    Raises:
+        ShapeError: below 1, or more than any device has memory for; DTypeError: no whole number.
+    """
+    number = whole(op, "n", n, 1)
+    if number > MOST_CONTINUATIONS:
+        raise ShapeError(f"{op}: expected n of 1 to {MOST_CONTINUATIONS:,}, got {number:,}")
+    return number
 
 
 def _whole(value: Any) -> bool:

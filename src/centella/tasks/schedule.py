@@ -24,7 +24,7 @@ from centella.nn.tree import Tree
 from centella.tasks.generate import CacheBy, Generator, Prompt
 from centella.tasks.jobs import Job, Jobs
 from centella.tasks.pieces import Text
-from centella.tasks.prompts import cache_dtype
+from centella.tasks.prompts import cache_dtype, continuations
 from centella.tasks.request import Answer, Ready, Request
 from centella.tasks.sampling import SamplingArgs
 from centella.tasks.slots import Slots
@@ -179,7 +179,7 @@ class Scheduler(Hinted):
         with self._lock:
             if self._closed:
                 raise ContractError("submit: expected an open Scheduler, got one that is closed")
-            for i in range(whole("submit", "n", n, 1)):
+            for i in range(continuations("submit", n)):
                 text = Text(prompts.decode, asked.stops, asked.logprobs is not None)
                 leader, own = (jobs[0] if jobs else None), (seed + i) & 0x7FFFFFFF
                 jobs.append(

@@ -11,8 +11,9 @@ from operator import index
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from centella.errors import DTypeError, ShapeError
+from centella.errors import ContractError, DTypeError, ShapeError
 from centella.tensors.tensor import Tensor, not_a_tensor
 
 BEYOND = 2.0**128 - 2.0**103  # what rounds to no f32
@@ -77,6 +78,25 @@ def epsilon(op: str, value: Any) -> float:
     if not 0.0 <= eps < math.inf:
         raise ShapeError(f"{op}: expected a finite eps of 0 or more, got {value!r}")
     return eps
+
+
+def expect_finite(op: str, what: str, rows: NDArray[Any], first: int = 0) -> None:
+    """Refuse results [n, ...] that are not finite.
+
+    Args:
+        what: a row is, for errors; first: the number of the first.
+
+    Raises:
+        ContractError: names the first row that is not finite.
+    """
+    finite = np.isfinite(rows)
+    if not finite.all():
+        row = int(np.argmin(finite.reshape(len(rows), -1).all(1)))
+        number = rows[row][~finite[row]].flat[0]
+        raise ContractError(
+            f"{op}: expected finite numbers, got {number} in {what} {first + row:,}; the weights "
+            f"are broken, or the dtype is too narrow: f32 and bf16 hold more than f16"
+        )
 
 
 def flag(op: str, name: str, value: Any) -> bool:

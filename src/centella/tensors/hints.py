@@ -253,8 +253,6 @@ def matches_getattr(matches: Any, name: str) -> Any:
 class _HintedType(type):
     """Answers names that are asked of a class, as `Index.load`, as those of its objects."""
 
-    _hints: dict[str, str]
-
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> Any:

@@ -55,8 +55,8 @@ class RowsTile(Struct, frozen=True):
     """
 
     columns: int
-    bk: int = 64
-    stages: int = 2
+    bk: int = 32
+    stages: int = 4
     cluster: int = 2
 
     @property
