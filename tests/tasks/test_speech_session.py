@@ -14,6 +14,7 @@ import pytest
 import centella as ct
 from centella.audio.transcript import Word
 from centella.errors import ContractError
+from centella.ops.speech_host import ENDED
 from centella.tasks import speech_session as module
 from centella.tasks.align import median, token_ends, warped, words
 from centella.tasks.beam import Beams, best_of
@@ -175,7 +176,7 @@ def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
     assert timed.tolist() == expected(name)["timed"].tolist()
     with ct.ledger() as led:
         list(session.run(1))
-    assert led.launches <= 9 * model.config.decoder_layers + 7
+    assert led.launches <= 9 * model.config.decoder_layers + 8
 
 
 @pytest.mark.devices("cpu", "webgpu")
@@ -183,7 +184,73 @@ def test_sound_goes_up_once(device: ct.Device) -> None:
     session, sound = session_of("tiny", device), mel(80)
     with ct.ledger() as led:
         session.listen(sound)
-    led.expect(uploads=1, upload_bytes=sound.nbytes, downloads=0, submissions=1, compiles=0)
+    row = 256  # bytes that tell which row
+    led.expect(uploads=1, upload_bytes=sound.nbytes + row, downloads=0, submissions=1, compiles=0)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", ["tiny", "turbo"])
+def test_windows_heard_one_by_one_are_those_heard_together(device: ct.Device, name: str) -> None:
+    """In any order, with one capture; a window takes the place of the one that was there."""
+    model, begin = model_of(name, device), begin_of(name)
+    two = mel(model.config.num_mel_bins)
+    three = np.concatenate([two, two[:1] * 0.5])
+    session = SpeechSession(model, config_of(name).vocabulary, 3, lambda sound: sound)
+    session.listen(three)
+    kept = [plane.numpy() for pair in session.memory() for plane in pair]
+    session.start([begin] * 3, 0, timed=True)
+    tokens, heard = np.stack(list(session.run(12)), 1), session.heard()
+    session.listen(three * 0.75)
+    for row in (2, 0, 1):
+        session.listen(three[row : row + 1], row)
+    with ct.ledger() as led:
+        session.listen(three[1:2], 1)
+    led.expect(submissions=1, compiles=0, allocations=0)
+    assert session._listen.signatures == 2
+    again = [plane.numpy() for pair in session.memory() for plane in pair]
+    places, heads = model.config.max_source_positions, model.config.decoder_attention_heads
+    assert {plane.shape[:3] for plane in again} == {(3, heads, places)}
+    for a, b in zip(kept, again, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    session.start([begin] * 3, 0, timed=True)
+    assert np.stack(list(session.run(12)), 1).tolist() == tokens.tolist()
+    np.testing.assert_allclose(session.heard().log_probability, heard.log_probability, rtol=1e-4)
+
+
+@pytest.mark.devices("cpu", "webgpu")
+@pytest.mark.parametrize("beam", [1, 2])
+def test_sound_is_read_for_rows_that_have_no_end_yet(device: ct.Device, beam: int) -> None:
+    """A row without a window attends to nothing, nor does one whose text is written."""
+    model, v = model_of("tiny", device), config_of("tiny").vocabulary
+    session = SpeechSession(model, v, 3, lambda sound: sound, beam=beam)
+    session.listen(mel(80)[:1], 1)
+    active = [False, True, False]
+    lengths = list[list[int]]()
+    attend = type(model.decoder).forward
+
+    def noted(decoder: Any, *args: Any, **kwargs: Any) -> ct.Tensor:
+        seen = kwargs.get("memory_lengths", args[-1])
+        if isinstance(seen, ct.Tensor) and seen.shape == (3,):
+            places.assign(seen)
+        return attend(decoder, *args, **kwargs)
+
+    places = ct.State(np.zeros(3, np.int32), device=device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.decoder), "forward", noted)
+        if beam > 1:
+            Beams(session).write(begin_of("tiny"), 0, 6, timed=True, no_repeat=0, active=active)
+            lengths.append(places.numpy().tolist())
+        else:
+            session.start([begin_of("tiny")] * 3, 0, timed=True, active=active)
+            for tokens in session.run(40):
+                lengths.append([int(n) for n in tokens != v.end])
+            lengths.append(places.numpy().tolist())
+    whole = model.config.max_source_positions
+    ended = beam == 1 and lengths[-2][1] == 0
+    assert lengths[-1] == [0, 0 if ended else whole, 0]
+    session.start([begin_of("tiny")] * 3, 0, timed=True, active=[False] * 3)
+    assert session.heard_by(session._notes.value[:, ENDED]).numpy().tolist() == [0] * 3
+    device.synchronize()
 
 
 @pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
@@ -195,6 +262,14 @@ def test_the_best_of_a_wide_vocabulary(device: ct.Device) -> None:
     wanted = np.argsort(-flat, axis=1)[:, :6]
     assert codes.tolist() == wanted.tolist()
     np.testing.assert_array_equal(best, np.take_along_axis(flat, wanted, 1))
+
+
+def test_something_is_done_before_each_wait_while_two_steps_are_under_way() -> None:
+    session, calls = session_of("tiny", ct.device("cpu")), list[int]()
+    session.start([begin_of("tiny")] * 2, 0, timed=True)
+    tokens = list[Array]()
+    tokens += session.run(6, lambda: calls.append(len(tokens)))
+    assert len(tokens) == 6 and len(calls) == 5
 
 
 def test_a_row_that_is_not_wanted_ends_at_once() -> None:

@@ -9,7 +9,7 @@ no key is copied. The device keeps what runs; the host notes which texts have en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from centella.dtypes import i32
 from centella.errors import ContractError
 from centella.op.op import get
-from centella.ops.speech_host import LAST, NEVER, NOTES
+from centella.ops.speech_host import ENDED, LAST, NEVER, NOTES
 from centella.runtime.pending import Pending
 from centella.tasks.rules import NoRepeat, noted
 from centella.tasks.speech_session import SpeechSession
@@ -66,9 +66,11 @@ class Beams:
         every = arange(session.cache.capacity, device=session.model.device)
         seen = (self._seen.value.reshape(batch, beam, -1) > 0) | fn.eq(every, slots)
         at = fn.broadcast_to(self._at.value, (batch, beam))
+        ended = self._notes.value.reshape(batch, beam, -1)[:, 0, ENDED]
         x = session.model.decoder(
-            self._tokens.value, session.memory(), session.cache, at, seen[:, None]
-        )
+            self._tokens.value, session.memory(), session.cache, at, seen[:, None],
+            session.heard_by(ended),
+        )  # fmt: skip
         scores = fn.log_softmax(session.model.head(x).reshape(batch * beam, vocab), -1)
         if no_repeat:
             scores = self._no_repeat.masked(scores)
@@ -105,18 +107,19 @@ class Beams:
 
     def write(
         self, prompt: Ids, begin: int, steps: int, *, timed: bool, no_repeat: int,
-        active: Sequence[bool],
+        active: Sequence[bool], meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, tuple[Ids, float]]:  # fmt: skip
         """The likeliest text of each active window, without the end, and its mean log-probability.
 
         Args:
             prompt: of every window; begin: where the transcript begins in it.
             steps: most tokens; timed, no_repeat: as for `SpeechSession.start`.
+            meanwhile: called before each wait, as by `SpeechSession.run`.
 
         Raises:
             ContractError: scores were NaN or infinite; names the window.
         """
-        self._start(prompt, begin, no_repeat)
+        self._start(prompt, begin, no_repeat, active)
         v, beam = self._session.vocabulary, self._session.beam
         texts = {row: _Texts(beam, v.end, v.size) for row, on in enumerate(active) if on}
         under_way: deque[Pending[Any]] = deque()
@@ -124,6 +127,8 @@ class Beams:
         for count in range(1, steps + 1):
             while len(under_way) < min(2, steps - count + 1):
                 under_way.append(step.fetch())
+            if meanwhile is not None and len(under_way) > 1:
+                meanwhile()
             best, which = under_way.popleft().result()
             for row, text in texts.items():
                 stuck = not (text.ended or best[row, 0] > NEVER)  # no token that may come
@@ -137,11 +142,12 @@ class Beams:
                 break
         return {row: text.best for row, text in texts.items()}
 
-    def _start(self, prompt: Ids, begin: int, no_repeat: int) -> None:
+    def _start(self, prompt: Ids, begin: int, no_repeat: int, active: Sequence[bool]) -> None:
         session, before = self._session, len(prompt) - 1
         session.read([prompt] * session.batch, begin)
         session.cache.truncate(before)  # the first step feeds the last one, to every beam
         notes = np.zeros(self._notes.shape, np.int32)
+        notes[:, ENDED] = np.repeat([not on for on in active], session.beam)
         notes[:, LAST] = session.vocabulary.first_time - 1
         self._notes.assign(notes)
         self._no_repeat.begin()
