@@ -14,7 +14,6 @@ import pytest
 import centella as ct
 from centella.audio.transcript import Word
 from centella.errors import ContractError
-from centella.ops.speech_host import ENDED
 from centella.tasks import speech_session as module
 from centella.tasks.align import median, token_ends, warped, words
 from centella.tasks.beam import Beams, best_of
@@ -217,40 +216,50 @@ def test_windows_heard_one_by_one_are_those_heard_together(device: ct.Device, na
     np.testing.assert_allclose(session.heard().log_probability, heard.log_probability, rtol=1e-4)
 
 
-@pytest.mark.devices("cpu", "webgpu")
-@pytest.mark.parametrize("beam", [1, 2])
-def test_sound_is_read_for_rows_that_have_no_end_yet(device: ct.Device, beam: int) -> None:
-    """A row without a window attends to nothing, nor does one whose text is written."""
+@pytest.mark.devices(*EVERY)
+def test_the_sound_of_a_row_that_has_ended_is_not_read(device: ct.Device) -> None:
+    """So it costs nothing: what is there in place of sound reaches no key of the next layer."""
     model, v = model_of("tiny", device), config_of("tiny").vocabulary
-    session = SpeechSession(model, v, 3, lambda sound: sound, beam=beam)
+    session = SpeechSession(model, v, 3, lambda sound: sound)
+    session.listen(mel(80), 1)
+
+    def keys_are_finite() -> bool:
+        keys = session.cache._layers[1].keys.numpy()[:, :, : session.cache.length]
+        return bool(np.isfinite(keys).all())
+
+    none = np.full_like(mel(80)[:1], np.nan)
+    session.start([begin_of("tiny")] * 3, 0, timed=True, active=[False, True, True])
+    session.listen(none)  # the row that has no window
+    tokens = np.stack(list(session.run(4)), 1)
+    assert tokens[1:].tolist() == expected("tiny")["timed"][:, :4].tolist()
+    assert keys_are_finite()
+    session.suppress.choose([token for token in range(v.size) if token != v.end], ())
+    session.listen(mel(80)[:1])
+    session.start([begin_of("tiny")] * 3, 0, timed=False)
+    assert next(session.run(1)).tolist() == [v.end] * 3
+    session.listen(none, 2)
+    list(session.run(2))
+    assert keys_are_finite()
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_beams_read_the_sound_of_their_windows(device: ct.Device) -> None:
+    session = SpeechSession(
+        model_of("tiny", device), config_of("tiny").vocabulary, 3, lambda sound: sound, beam=2
+    )
+    read, of_rows = ct.State(np.zeros(3, np.int32), device=device), session.heard_by
+
+    def noted(ended: ct.Tensor) -> ct.Tensor | None:
+        lengths = of_rows(ended)
+        read.assign(lengths)
+        return lengths
+
+    session.heard_by = noted  # type: ignore[method-assign]
     session.listen(mel(80)[:1], 1)
-    active = [False, True, False]
-    lengths = list[list[int]]()
-    attend = type(model.decoder).forward
-
-    def noted(decoder: Any, *args: Any, **kwargs: Any) -> ct.Tensor:
-        seen = kwargs.get("memory_lengths", args[-1])
-        if isinstance(seen, ct.Tensor) and seen.shape == (3,):
-            places.assign(seen)
-        return attend(decoder, *args, **kwargs)
-
-    places = ct.State(np.zeros(3, np.int32), device=device)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(model.decoder), "forward", noted)
-        if beam > 1:
-            Beams(session).write(begin_of("tiny"), 0, 6, timed=True, no_repeat=0, active=active)
-            lengths.append(places.numpy().tolist())
-        else:
-            session.start([begin_of("tiny")] * 3, 0, timed=True, active=active)
-            for tokens in session.run(40):
-                lengths.append([int(n) for n in tokens != v.end])
-            lengths.append(places.numpy().tolist())
-    whole = model.config.max_source_positions
-    ended = beam == 1 and lengths[-2][1] == 0
-    assert lengths[-1] == [0, 0 if ended else whole, 0]
-    session.start([begin_of("tiny")] * 3, 0, timed=True, active=[False] * 3)
-    assert session.heard_by(session._notes.value[:, ENDED]).numpy().tolist() == [0] * 3
-    device.synchronize()
+    Beams(session).write(
+        begin_of("tiny"), 0, 6, timed=True, no_repeat=0, active=[False, True, False]
+    )
+    assert read.numpy().tolist() == [0, session.model.config.max_source_positions, 0]
 
 
 @pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")

@@ -195,7 +195,7 @@ def test_windows_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch)
     assert order == 3 * ["read", "listen", "read", "listen", "step"]
     assert pieces.segments == whole.segments != ()
     events.clear()
-    speech = np.concatenate([babble(2.6), np.zeros(RATE // 2)] * 12).astype(np.float32)
+    speech = np.concatenate([babble(2.6), np.zeros(3 * RATE // 2)] * 12)
     model.transcribe(speech, batch=6, max_new_tokens=40, vad="energy", language="de")
     order = [name for name, _ in groupby(events)]
     assert order[:5] == ["read", "listen", "read", "listen", "step"]  # the first ends in 16 s
