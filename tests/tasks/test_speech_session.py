@@ -14,6 +14,7 @@ import pytest
 import centella as ct
 from centella.audio.transcript import Word
 from centella.errors import ContractError
+from centella.runtime.pending import Pending
 from centella.tasks import speech_session as module
 from centella.tasks.align import median, token_ends, warped, words
 from centella.tasks.beam import Beams, best_of
@@ -273,12 +274,28 @@ def test_the_best_of_a_wide_vocabulary(device: ct.Device) -> None:
     np.testing.assert_array_equal(best, np.take_along_axis(flat, wanted, 1))
 
 
-def test_something_is_done_before_each_wait_while_two_steps_are_under_way() -> None:
-    session, calls = session_of("tiny", ct.device("cpu")), list[int]()
-    session.start([begin_of("tiny")] * 2, 0, timed=True)
-    tokens = list[Array]()
-    tokens += session.run(6, lambda: calls.append(len(tokens)))
-    assert len(tokens) == 6 and len(calls) == 5
+@pytest.mark.parametrize("beam", [1, 2])
+def test_something_is_done_while_the_device_works(
+    beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each wait for the first of two steps, if it is one; so the device never waits."""
+    model, v, calls = model_of("tiny", ct.device("cpu")), config_of("tiny").vocabulary, list[int]()
+    session = SpeechSession(model, v, 2, lambda sound: sound, beam=beam)
+    session.listen(mel(80))
+    session.suppress.choose([v.end], ())
+    prompt, on = begin_of("tiny"), [True, True]
+    for waits, expected_calls in ((False, 0), (True, 5)):
+        calls.clear()
+        monkeypatch.setattr(Pending, "done", lambda _, waits=waits: not waits)
+        if beam > 1:
+            Beams(session).write(
+                prompt, 0, 6, timed=False, no_repeat=0, active=on,
+                meanwhile=lambda: calls.append(0),
+            )  # fmt: skip
+        else:
+            session.start([prompt] * 2, 0, timed=False)
+            assert len(list(session.run(6, lambda: calls.append(0)))) == 6
+        assert len(calls) == expected_calls
 
 
 def test_a_row_that_is_not_wanted_ends_at_once() -> None:

@@ -24,6 +24,7 @@ from centella.audio import (
 )  # fmt: skip
 from centella.audio.source import Source
 from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
+from centella.runtime.pending import Pending
 from centella.tasks.recording import Recording, Window, joined
 from centella.tasks.speech_options import Options
 from centella.tasks.speech_session import SpeechSession
@@ -181,6 +182,7 @@ def test_windows_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch)
     A second of a microphone at a time, once the texts of the windows before it are told.
     """
     model = transcriber("cpu")
+    monkeypatch.setattr(Pending, "done", lambda _: False)
     events = logged(
         monkeypatch, (SpeechSession, "listen"), (SpeechSession, "step"), (AudioStream, "read")
     )
@@ -206,6 +208,7 @@ def test_windows_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much as the windows of a batch and one more have; nothing after the last region."""
     model, most = transcriber("cpu"), list[float]()
+    monkeypatch.setattr(Pending, "done", lambda _: False)
     read = Recording.read_ahead
 
     def noted(recording: Recording, windows: int) -> None:
@@ -256,6 +259,23 @@ def test_speech_before_a_fault_is_told() -> None:
     del how["vad"]
     regions = [(0.0, 2.0), (3.0, 5.5)]
     assert tuple(told) == model.transcribe(long_file(20), regions=regions, **how).segments != ()
+
+
+def test_an_interrupt_is_no_fault() -> None:
+    """It is raised where it comes, between two steps; the model goes on."""
+    model = transcriber("cpu")
+    whole = model.transcribe(long_file(13), **BATCHES)
+
+    def blocks() -> Iterator[Array]:
+        yield from np.split(sound(9)[:, None], 9)
+        raise KeyboardInterrupt
+
+    told = list[Segment]()
+    with pytest.raises(KeyboardInterrupt):
+        stream = AudioStream(Source("a.wav", RATE, 1, blocks(), 13 * RATE))
+        told.extend(model.stream(stream, **BATCHES))
+    assert tuple(told) == whole.segments[: len(told)]
+    assert model.transcribe(long_file(13), **BATCHES) == whole
 
 
 class Failing(SpeechDetector):

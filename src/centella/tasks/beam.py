@@ -114,7 +114,7 @@ class Beams:
         Args:
             prompt: of every window; begin: where the transcript begins in it.
             steps: most tokens; timed, no_repeat: as for `SpeechSession.start`.
-            meanwhile: called before each wait, as by `SpeechSession.run`.
+            meanwhile: called before a wait, as by `SpeechSession.run`.
 
         Raises:
             ContractError: scores were NaN or infinite; names the window.
@@ -127,7 +127,7 @@ class Beams:
         for count in range(1, steps + 1):
             while len(under_way) < min(2, steps - count + 1):
                 under_way.append(step.fetch())
-            if meanwhile is not None and len(under_way) > 1:
+            if meanwhile is not None and len(under_way) > 1 and not under_way[0].done():
                 meanwhile()
             best, which = under_way.popleft().result()
             for row, text in texts.items():

@@ -235,7 +235,7 @@ class SpeechSession:
         """Tokens [batch] of each step, one step ahead of the device.
 
         Args:
-            meanwhile: called before each wait, when two steps are under way.
+            meanwhile: called before a wait for the first of two steps under way.
 
         Raises:
             ContractError: logits were NaN or infinite; names the row.
@@ -244,7 +244,7 @@ class SpeechSession:
         for count in range(steps + 1):
             if count < steps:
                 under_way.append(self.step())
-            if meanwhile is not None and len(under_way) > 1:
+            if meanwhile is not None and len(under_way) > 1 and not under_way[0].done():
                 meanwhile()
             if len(under_way) > 1 or count == steps:
                 tokens = under_way.popleft().result()
