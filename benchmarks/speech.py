@@ -112,7 +112,7 @@ def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterato
         list(session.run(1))
     kernels = sorted(led.kernels(), key=lambda k: -(k.milliseconds or 0.0))
     weights = sum(t.nbytes for n, t in model.named_parameters() if n.startswith("decoder."))
-    sounds = sum(both.nbytes for both in session.memory())
+    sounds = sum(plane.nbytes for pair in session.memory() for plane in pair)
     yield {
         "bench": DECODE, "unit": "tokens/s", **written,
         "share": (weights + sounds) * written["rate"] / batch / READ, "of": "the card's reads",

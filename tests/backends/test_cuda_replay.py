@@ -170,3 +170,24 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(
     assert not fake.capturing
     assert fake.alive == {"graphs": 0}
     device.compile(lambda x: x * 2.0, X).fetch(X).result()
+
+
+def test_an_upload_does_not_wait_for_the_work_before_it(fake: Graphs) -> None:
+    """It goes by way of two pieces of pinned memory, so the third waits for the first copy."""
+    device = ct.device("cuda", native=0, pool="reuse")
+    double = device.compile(lambda x: x * 2.0, np.zeros(1 << 18, np.float32))
+    arena = int(double._replay._slots[double._replay._inputs.slot].native)
+    array, _, _ = fake.memory[arena]
+    first = arena - array.ctypes.data
+    uploaded = array[first : first + (1 << 20)].view(np.float32)
+    for number, waits in enumerate((0, 0, 1, 2)):
+        data = np.full(1 << 18, number, np.float32)
+        double(data)
+        data[:] = -1.0  # it is the caller's again
+        assert fake.waits == waits
+        assert (uploaded == number).all()
+    with ct.ledger() as led:
+        assert ct.asarray(np.zeros(3 << 20, np.float32), device=device).native
+    assert led.counts.syncs == 1 and fake.waits > 2  # 12 MB are waited for
+    device.close()
+    assert 0 not in {context for _, _, context in fake.memory.values()}

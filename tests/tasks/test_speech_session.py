@@ -14,6 +14,7 @@ import pytest
 import centella as ct
 from centella.audio.transcript import Word
 from centella.errors import ContractError
+from centella.runtime.pending import Pending
 from centella.tasks import speech_session as module
 from centella.tasks.align import median, token_ends, warped, words
 from centella.tasks.speech_beams import Beams
@@ -175,7 +176,7 @@ def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
     assert timed.tolist() == expected(name)["timed"].tolist()
     with ct.ledger() as led:
         list(session.run(1))
-    assert led.launches <= 9 * model.config.decoder_layers + 7
+    assert led.launches <= 9 * model.config.decoder_layers + 8
 
 
 @pytest.mark.devices("cpu", "webgpu")
@@ -183,7 +184,107 @@ def test_sound_goes_up_once(device: ct.Device) -> None:
     session, sound = session_of("tiny", device), mel(80)
     with ct.ledger() as led:
         session.listen(sound)
-    led.expect(uploads=1, upload_bytes=sound.nbytes, downloads=0, submissions=1, compiles=0)
+    row = 256  # bytes that tell which row
+    led.expect(uploads=1, upload_bytes=sound.nbytes + row, downloads=0, submissions=1, compiles=0)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("name", ["tiny", "turbo"])
+def test_windows_heard_one_by_one_are_those_heard_together(device: ct.Device, name: str) -> None:
+    """In any order, with one capture; a window takes the place of the one that was there."""
+    model, begin = model_of(name, device), begin_of(name)
+    two = mel(model.config.num_mel_bins)
+    three = np.concatenate([two, two[:1] * 0.5])
+    session = SpeechSession(model, config_of(name).vocabulary, 3, lambda sound: sound)
+    session.listen(three)
+    kept = [plane.numpy() for pair in session.memory() for plane in pair]
+    session.start([begin] * 3, 0, timed=True)
+    tokens, heard = np.stack(list(session.run(12)), 1), session.heard()
+    session.listen(three * 0.75)
+    for row in (2, 0, 1):
+        session.listen(three[row : row + 1], row)
+    with ct.ledger() as led:
+        session.listen(three[1:2], 1)
+    led.expect(submissions=1, compiles=0, allocations=0)
+    assert session._listen.signatures == 2
+    again = [plane.numpy() for pair in session.memory() for plane in pair]
+    places, heads = model.config.max_source_positions, model.config.decoder_attention_heads
+    assert {plane.shape[:3] for plane in again} == {(3, heads, places)}
+    for a, b in zip(kept, again, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    session.start([begin] * 3, 0, timed=True)
+    assert np.stack(list(session.run(12)), 1).tolist() == tokens.tolist()
+    np.testing.assert_allclose(session.heard().log_probability, heard.log_probability, rtol=1e-4)
+
+
+@pytest.mark.devices(*EVERY)
+def test_the_sound_of_a_row_that_has_ended_is_not_read(device: ct.Device) -> None:
+    """So it costs nothing: what is there in place of sound reaches no key of the next layer."""
+    model, v = model_of("tiny", device), config_of("tiny").vocabulary
+    session = SpeechSession(model, v, 3, lambda sound: sound)
+    session.listen(mel(80), 1)
+
+    def keys_are_finite() -> bool:
+        keys = session.cache._layers[1].keys.numpy()[:, :, : session.cache.length]
+        return bool(np.isfinite(keys).all())
+
+    none = np.full_like(mel(80)[:1], np.nan)
+    session.start([begin_of("tiny")] * 3, 0, timed=True, active=[False, True, True])
+    session.listen(none)  # the row that has no window
+    tokens = np.stack(list(session.run(4)), 1)
+    assert tokens[1:].tolist() == expected("tiny")["timed"][:, :4].tolist()
+    assert keys_are_finite()
+    session.suppress.choose([token for token in range(v.size) if token != v.end], ())
+    session.listen(mel(80)[:1])
+    session.start([begin_of("tiny")] * 3, 0, timed=False)
+    assert next(session.run(1)).tolist() == [v.end] * 3
+    session.listen(none, 2)
+    list(session.run(2))
+    assert keys_are_finite()
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_beams_read_the_sound_of_their_windows(device: ct.Device) -> None:
+    session = SpeechSession(
+        model_of("tiny", device), config_of("tiny").vocabulary, 3, lambda sound: sound, beam=2
+    )
+    read, of_rows = ct.State(np.zeros(3, np.int32), device=device), session.heard_by
+
+    def noted(ended: ct.Tensor) -> ct.Tensor | None:
+        lengths = of_rows(ended)
+        read.assign(lengths)
+        return lengths
+
+    session.heard_by = noted  # type: ignore[method-assign]
+    session.listen(mel(80)[:1], 1)
+    Beams(session).write(
+        begin_of("tiny"), 0, 6, timed=True, no_repeat=0, active=[False, True, False]
+    )
+    assert read.numpy().tolist() == [0, session.model.config.max_source_positions, 0]
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_something_is_done_while_the_device_works(
+    beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each wait for the first of two steps, if it is one; so the device never waits."""
+    model, v, calls = model_of("tiny", ct.device("cpu")), config_of("tiny").vocabulary, list[int]()
+    session = SpeechSession(model, v, 2, lambda sound: sound, beam=beam)
+    session.listen(mel(80))
+    session.suppress.choose([v.end], ())
+    prompt, on = begin_of("tiny"), [True, True]
+    for waits, expected_calls in ((False, 0), (True, 5)):
+        calls.clear()
+        monkeypatch.setattr(Pending, "done", lambda _, waits=waits: not waits)
+        if beam > 1:
+            Beams(session).write(
+                prompt, 0, 6, timed=False, no_repeat=0, active=on,
+                meanwhile=lambda: calls.append(0),
+            )  # fmt: skip
+        else:
+            session.start([prompt] * 2, 0, timed=False)
+            assert len(list(session.run(6, lambda: calls.append(0)))) == 6
+        assert len(calls) == expected_calls
 
 
 def test_a_row_that_is_not_wanted_ends_at_once() -> None:

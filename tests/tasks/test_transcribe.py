@@ -15,9 +15,16 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.audio import AudioStream, Segment, SileroModel, speech_regions
+from centella.audio import (
+    AudioStream,
+    Segment,
+    SileroModel,
+    SpeechDetector,
+    speech_regions,
+)  # fmt: skip
 from centella.audio.source import Source
 from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
+from centella.runtime.pending import Pending
 from centella.tasks.recording import Recording, Window, joined
 from centella.tasks.speech_options import Options
 from centella.tasks.speech_session import SpeechSession
@@ -52,14 +59,14 @@ class Spectrogram(Recording):
 
     def __init__(self, mel: Array) -> None:
         self.mel, self.frames, self.everything = mel, 300, True
-        self.stream: Any = type("Stream", (), {"close": lambda self: None, "duration": 1.0})()
+        stream = {"close": lambda self: None, "duration": 1.0, "live": True}
+        self.stream: Any = type("Stream", (), stream)()
 
     def window(self, start: int, frames: int | None = None) -> Window | None:
         part = self.mel[:, start : start + 300]
         return Window(start, part.shape[1], part) if part.size else None
 
-    def rows(self, windows: Any, batch: int) -> Array:
-        (window,) = windows
+    def row(self, window: Window) -> Array:
         return np.pad(window.samples, [(0, 0), (0, 300 - window.frames)])[None]
 
 
@@ -155,59 +162,151 @@ BATCHES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_next_windows_are_read_while_the_device_encodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those of a file; a microphone's are read when the texts of those before them are told."""
-    model, events = transcriber("cpu"), list[str]()
+def logged(monkeypatch: pytest.MonkeyPatch, *calls: tuple[type, str]) -> list[str]:
+    """The names of methods, in the order that they are called in from now on."""
+    events = list[str]()
+    for owner, name in calls:
 
-    def logged(owner: Any, name: str) -> None:
-        method = getattr(owner, name)
-
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            events.append(name)
-            return method(self, *args, **kwargs)
+        def call(self: Any, *args: Any, _: tuple[Any, str] = (getattr(owner, name), name)) -> Any:
+            method, called = _
+            events.append(called)
+            return method(self, *args)
 
         monkeypatch.setattr(owner, name, call)
+    return events
 
-    for name in ("listen", "start"):
-        logged(SpeechSession, name)
-    logged(Recording, "_more")
+
+def test_windows_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 8 s of a file, and the speech in them is found, while texts before are written.
+
+    A second of a microphone at a time, once the texts of the windows before it are told.
+    """
+    model = transcriber("cpu")
+    monkeypatch.setattr(Pending, "done", lambda _: False)
+    events = logged(
+        monkeypatch, (SpeechSession, "listen"), (SpeechSession, "step"), (AudioStream, "read")
+    )
     whole = model.transcribe(long_file(20), **BATCHES)
-    blocks = ["_more", "listen", "_more", "start", "listen", "_more", "start"]
-    assert [name for name, _ in groupby(events)] == [*blocks, "listen", "start"]
-    assert events.count("_more") == 3  # of 8 s, and the rest
+    order = [name for name, _ in groupby(events)]
+    assert order[:5] == ["read", "listen", "step", "read", "step"]  # 8 s, then 8 s more
+    assert order[-2:] == ["listen", "step"] and order.count("listen") == 3
+    assert events.count("listen") == 6 and events.count("read") == 21  # and the end
     events.clear()
     pieces = model.transcribe(iter(np.split(sound(20), 20)), **BATCHES)
-    in_turn = ["_more", "listen", "start"]
-    assert [name for name, _ in groupby(events)] == 3 * in_turn
+    order = [name for name, _ in groupby(events)]
+    assert order == 3 * ["read", "listen", "read", "listen", "step"]
     assert pieces.segments == whole.segments != ()
+    events.clear()
+    speech = np.concatenate([babble(2.6), np.zeros(3 * RATE // 2)] * 12)
+    model.transcribe(speech, batch=6, max_new_tokens=40, vad="energy", language="de")
+    order = [name for name, _ in groupby(events)]
+    assert order[:5] == ["read", "listen", "read", "listen", "step"]  # the first ends in 16 s
+    begun = order.index("step")
+    assert "read" in order[begun : begun + 3] and order[-1] == "step"
+
+
+def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as the windows of a batch and one more have; nothing after the last region."""
+    model, most = transcriber("cpu"), list[float]()
+    monkeypatch.setattr(Pending, "done", lambda _: False)
+    read = Recording.read_ahead
+
+    def noted(recording: Recording, windows: int) -> None:
+        read(recording, windows)
+        most.append((recording._end - recording._first) / RATE)
+
+    monkeypatch.setattr(Recording, "read_ahead", noted)
+    how: dict[str, Any] = {**QUIET, "language": "de", "timestamps": "none", "max_new_tokens": 30}
+    model.transcribe(long_file(60), batch=2, **how)
+    assert max(most) < 3 * 3 + 8
+    stream = long_file(60)
+    model.transcribe(stream, batch=2, regions=[(0, 6), (7, 9)], **how)
+    assert stream.position == 16 * RATE
 
 
 def test_texts_before_a_fault_of_the_file_are_told() -> None:
+    """All that was read before it; then it is raised, and the session serves others."""
+    model = ct.load(FOLDER / "tiny", "cpu", task="transcribe")
+    speech: dict[str, Any] = {**BATCHES, "regions": [(0, 6), (7, 20)]}
+    for how in (speech, {**speech, "batch": 1}, {**speech, "batch": 16}, {**speech, "beam": 2}):
+        whole = model.transcribe(long_file(13), **how).segments
+        told, kept = list[Segment](), set(map(id, model._idle))
+        with pytest.raises(AudioError, match="broken"):
+            told.extend(model.stream(long_file(13, broken=True), **how))
+        assert tuple(told) == whole != ()
+        assert set(map(id, model._idle)) == kept
+
+
+def test_speech_before_a_fault_is_told() -> None:
+    """Also that of a region whose end nobody has heard, and where the detector fails."""
     model = transcriber("cpu")
-    whole = model.transcribe(long_file(13), **BATCHES).segments
+    how: dict[str, Any] = {"batch": 4, "language": "de", "timestamps": "none", "vad": "energy",
+                           "no_speech_threshold": None, "temperature": 0.0}  # fmt: skip
+    speech = babble(11.0)
+
+    def blocks() -> Iterator[Array]:
+        yield from np.split(speech[:, None], 11)
+        raise AudioError("a.wav: broken")
+
     told = list[Segment]()
     with pytest.raises(AudioError, match="broken"):
-        told.extend(model.stream(long_file(13, broken=True), **BATCHES))
-    assert tuple(told) == whole[: len(told)] and len(told) >= 2
+        told.extend(model.stream(AudioStream(Source("a.wav", RATE, 1, blocks(), None)), **how))
+    assert tuple(told) == model.transcribe(speech, **how).segments != ()
+    told.clear()
+    recording = Recording(long_file(20), 300, None, Failing())
+    with pytest.raises(WeightsError, match="fails"):
+        told.extend(Transcription(model, recording, Options.of("", how, model.config.vocabulary)))
+    del how["vad"]
+    regions = [(0.0, 2.0), (3.0, 5.5)]
+    assert tuple(told) == model.transcribe(long_file(20), regions=regions, **how).segments != ()
+
+
+def test_an_interrupt_is_no_fault() -> None:
+    """It is raised where it comes, between two steps; the model goes on."""
+    model = transcriber("cpu")
+    whole = model.transcribe(long_file(13), **BATCHES)
+
+    def blocks() -> Iterator[Array]:
+        yield from np.split(sound(9)[:, None], 9)
+        raise KeyboardInterrupt
+
+    told = list[Segment]()
+    with pytest.raises(KeyboardInterrupt):
+        stream = AudioStream(Source("a.wav", RATE, 1, blocks(), 13 * RATE))
+        told.extend(model.stream(stream, **BATCHES))
+    assert tuple(told) == whole.segments[: len(told)]
+    assert model.transcribe(long_file(13), **BATCHES) == whole
+
+
+class Failing(SpeechDetector):
+    """It hears speech in 8 s, and fails after them."""
+
+    def push(self, samples: Array) -> list[tuple[float, float]]:
+        if self._total:
+            raise WeightsError("the network fails")
+        self._total += len(samples)
+        return [(0.0, 2.0), (3.0, 5.5)]
 
 
 @pytest.mark.devices("cpu", "webgpu")
 def test_what_a_transcription_asks_of_the_device(device: ct.Device) -> None:
-    """A batch: sound, prompt and notes up; a token a row for each step, and sums, down."""
-    model, steps, batches = transcriber(device.name), 5, 3
-    how: dict[str, Any] = {**BATCHES, "max_new_tokens": steps}
+    """Of a window its sound goes up; of a batch prompt and notes; a token a row comes down a step.
+
+    And the sums of a batch. Windows that do not fill it are encoded alone.
+    """
+    model, steps, batches, windows = transcriber(device.name), 5, 2, 6
+    how: dict[str, Any] = {**BATCHES, "max_new_tokens": steps, "batch": 4}
     first = model.transcribe(long_file(20), **how)
-    (decoding,) = [kept for kept in model._idle if kept.session.batch == 2]
-    captures = decoding.session._read.signatures
+    (decoding,) = [kept for kept in model._idle if kept.session.batch == 4]
+    session = decoding.session
+    captures = [session._listen.signatures, session._read.signatures]
     with ct.ledger() as led:
         assert model.transcribe(long_file(20), **how) == first
     led.expect(
-        compiles=0, allocations=0, uploads=3 * batches, downloads=(steps + 1) * batches,
-        submissions=(steps + 4) * batches,
+        compiles=0, allocations=0, uploads=windows + 2 * batches, downloads=(steps + 1) * batches,
+        submissions=windows + (steps + 3) * batches,
     )  # fmt: skip
-    assert decoding.session._read.signatures == captures
+    assert [session._listen.signatures, session._read.signatures] == captures == [1, 1]
 
 
 def test_fallback_stops_at_the_first_text_believed() -> None:
@@ -333,7 +432,7 @@ def test_segments_last(batch: int, timestamps: str, monkeypatch: pytest.MonkeyPa
 def test_the_duration_is_that_of_the_samples_once_they_are_read(tmp_path: Path) -> None:
     """A header may state more, as that of a file that was cut off does."""
     soundfile = pytest.importorskip("soundfile")
-    soundfile.write(tmp_path / "a.mp3", sound(9), RATE)
+    soundfile.write(tmp_path / "a.mp3", sound(27), RATE)
     content = (tmp_path / "a.mp3").read_bytes()
     (tmp_path / "a.mp3").write_bytes(content[: len(content) // 2])
     told: list[tuple[float, float]] = []
@@ -341,8 +440,8 @@ def test_the_duration_is_that_of_the_samples_once_they_are_read(tmp_path: Path) 
         tmp_path / "a.mp3", **QUIET, max_new_tokens=4,
         progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
-    assert heard.duration == pytest.approx(4.5, abs=0.2)
-    assert told[0][1] == pytest.approx(9, abs=0.2)
+    assert heard.duration == pytest.approx(13.5, abs=0.2)
+    assert told[0][1] == pytest.approx(27, abs=0.2)
     assert told[-1][0] == pytest.approx(heard.duration, abs=0.011)
     assert told[-1][1] == heard.duration
 

@@ -149,7 +149,8 @@ def test_ten_minutes(model: Transcriber, talk: Path, tmp_path: Path, batch: int)
                        timestamps="none", language="en")  # fmt: skip
     assert made.duration == pytest.approx(600, abs=0.1)
     assert told[-1][0] > 590
-    assert {int(s.start // 30) for s in made.segments} == set(range(20))
+    starts = {int((s.start + 0.3) // 30) for s in made.segments}  # a little before the speech
+    assert starts == set(range(20))
 
 
 @pytest.mark.parametrize("sound", ["silence", "music", "noise"])

@@ -18,6 +18,7 @@ from centella.dtypes import DType, f32
 from centella.errors import ShapeError
 from centella.models.config import ACTIVATIONS, Fields, ModelConfig
 from centella.nn import ConvFrontend, DecoderBlock, Embedding, EncoderBlock, LayerNorm, Module
+from centella.nn.cache_layer import CacheLayer
 from centella.nn.kv_cache import KVCache
 from centella.nn.layers import Linear
 from centella.nn.module import parameter
@@ -25,7 +26,6 @@ from centella.specs import Shape
 from centella.tensors.arguments import check_tensors
 from centella.tensors.creation import arange
 from centella.tensors.functional import concat, gather, normed_linear
-from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
 # Fields that change nothing here: identity, training, other heads, and what generation_config.json
@@ -40,7 +40,7 @@ NEUTRAL = frozenset(
     output_hidden_states _attn_implementation _attn_implementation_autoset tokenizer_class
     num_beams transformers.js_config lang_ids lang_to_id task_to_id""".split()
 )
-Memory = Sequence[Tensor]  # keys and values of each decoder layer
+Memory = Sequence[Tensor | tuple[Tensor, Tensor]]  # keys and values of each decoder layer
 
 
 class WhisperConfig(ModelConfig, frozen=True):
@@ -158,6 +158,7 @@ class WhisperDecoder(Module):
     def forward(
         self, ids: Tensor, memory: Memory, cache: KVCache | None = None,
         at: Tensor | None = None, mask: Tensor | None = None,
+        memory_lengths: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """[batch, tokens] i32 to [batch, tokens, width], before the last norm.
 
@@ -165,10 +166,11 @@ class WhisperDecoder(Module):
             cache: of the tokens before these; without it these are all.
             at: [batch, tokens] i32, their positions, where they do not go on from the cache's.
             mask: which keys of the cache each token sees, as `ct.attention` takes it.
+            memory_lengths: [batch] i32, places of the sound that count.
         """
         x = self.embedded(ids, cache, at)
         for i, (layer, pair) in enumerate(zip(self.layers, memory, strict=True)):
-            x = layer(x, pair, cache=cache, layer=i, mask=mask)
+            x = layer(x, pair, cache=cache, layer=i, mask=mask, memory_lengths=memory_lengths)
         return x
 
     def embedded(
@@ -283,12 +285,19 @@ class WhisperModel(Module):
             x, weight, norm.weight, kind="layer", shift=norm.bias, eps=norm.eps, dtype=f32
         )
 
-    def empty_memory(self, batch: int) -> list[State]:
-        """States for the `memory` of `batch` windows: one for each decoder layer."""
+    def empty_memory(self, batch: int) -> list[CacheLayer]:
+        """Room for the `memory` of `batch` windows in each decoder layer, zeros at first.
+
+        Keys and values [1, heads, batch * places, head_dim]: windows lie behind one another, so a
+        window is written from its first place on, as tokens are written to a cache.
+        """
         c = self.config
         heads = c.decoder_attention_heads
-        shape = (2, batch, heads, c.max_source_positions, c.hidden_size // heads)
-        return [
-            State.empty(shape, self.dtype, self.device, name=f"memory of the sound, layer {i}")
+        shape = (1, heads, batch * c.max_source_positions, c.hidden_size // heads)
+        layers = [
+            CacheLayer(shape, self.dtype, self.device, "memory of the sound,", i)
             for i in range(c.decoder_layers)
         ]
+        for layer in layers:
+            layer.reset()
+        return layers

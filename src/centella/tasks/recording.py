@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from msgspec import Struct
@@ -31,13 +32,19 @@ class Window(Struct, frozen=True, eq=False):
 class Recording:
     """Samples of a stream from some position on; what lies before it is forgotten.
 
-    A file is read in blocks of `BLOCK` seconds, what is live a second at a time.
+    A file is read in blocks of `BLOCK` seconds, what is live a second at a time. Blocks of a file
+    may be read, and speech found in them, before they are needed: `read_ahead`.
 
     Args:
         frames: of a window, 10 ms each.
         regions: (start, end) of speech in seconds, in order; None: all of it, or what is detected.
         detector: finds the regions as the stream is read.
+
+    Attributes:
+        fault: what was raised when it was read, which ends it there; None: nothing yet.
     """
+
+    fault: Exception | None = None
 
     def __init__(
         self, stream: AudioStream, frames: int, regions: Sequence[Region] | None = None,
@@ -48,10 +55,11 @@ class Recording:
         self.everything: bool = regions is None and detector is None
         self._detector = None if regions is not None else detector
         self._regions: list[Region] = list(regions or ())
+        self._needed = np.inf if regions is None else max((b for _, b in regions), default=0) * RATE
         self._first = self._end = 0  # of the kept samples
         self._kept: deque[Array] = deque()
-        self._block = RATE * (1 if stream.live else BLOCK)
-        self._rows = np.zeros((0, 0), np.float32)
+        self._block = 1 if stream.live else BLOCK
+        self._row = np.zeros((1, frames * HOP), np.float32)
         self._ended = False
 
     @property
@@ -84,18 +92,21 @@ class Recording:
         samples = np.concatenate(parts)
         return Window(start, max(samples.size // HOP, 1), samples)
 
-    def rows(self, windows: Sequence[Window], batch: int) -> Array:
-        """Samples of windows f32 [batch, n], with zeros behind them and in rows without one.
+    def row(self, window: Window) -> Array:
+        """Samples of a window with zeros behind them, f32 [1, n]; valid until the next call."""
+        size = window.samples.size
+        self._row[0, :size], self._row[0, size:] = window.samples, 0.0
+        return self._row
 
-        Valid until the next call.
+    def read_ahead(self, windows: int) -> None:
+        """Read a block that will be needed, unless as many samples are kept as windows have.
+
+        What is live is read when it is needed.
         """
-        if len(self._rows) != batch:
-            self._rows = np.zeros((batch, self.frames * HOP), np.float32)
-        for row, window in zip(self._rows, windows, strict=False):
-            size = window.samples.size
-            row[:size], row[size:] = window.samples, 0.0
-        self._rows[len(windows) :] = 0.0
-        return self._rows
+        if self.stream.live:
+            return
+        if self._end < min(self._first + windows * self.frames * HOP, self._needed):
+            self._more()
 
     def parts(self) -> Iterator[Window]:
         """Windows that cover the speech, as few as can be."""
@@ -124,17 +135,30 @@ class Recording:
                 index += 1
 
     def _more(self) -> bool:
-        """Read a block; False at the end."""
+        """Read a block; False at the end, which a fault is too."""
         if self._ended:
             return False
-        piece = self.stream.read(self._block)
-        self._ended = not piece.size
-        if self._detector is not None:
-            regions = self._detector.finish() if self._ended else self._detector.push(piece)
-            self._regions += regions
+        seconds = [np.empty(0, np.float32)]
+        with self._ended_by_a_fault():
+            while len(seconds) <= self._block and not self._ended:
+                seconds.append(self.stream.read(RATE))
+                self._ended = not seconds[-1].size
+        piece = np.concatenate(seconds)
         self._kept.append(piece)
         self._end += piece.size
+        if self._detector is not None:
+            with self._ended_by_a_fault():
+                self._regions += self._detector.push(piece) if piece.size else []
+                self._regions += self._detector.finish() if self._ended else []
         return True
+
+    @contextmanager
+    def _ended_by_a_fault(self) -> Iterator[None]:
+        """What is raised ends the recording: the texts of what was read before it come first."""
+        try:
+            yield
+        except Exception as fault:
+            self.fault, self._ended = fault, True
 
     def _forget(self, first: int) -> None:
         """Drop pieces that end before a sample."""

@@ -8,7 +8,7 @@ no key is copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from centella.dtypes import i32
 from centella.errors import ContractError
 from centella.op.op import get
-from centella.ops.speech_host import LAST, NEVER, NOTES
+from centella.ops.speech_host import ENDED, LAST, NEVER, NOTES
 from centella.tasks.beam import BeamStates, Search
 from centella.tasks.beam_settings import BeamSettings
 from centella.tasks.rules import NoRepeat, noted
@@ -66,7 +66,10 @@ class Beams:
         seen = (self._seen.value.reshape(batch, beam, -1) > 0) | fn.eq(every, slots)
         at = fn.broadcast_to(self._at.value, (batch, beam))
         tokens = self._beams.tokens.value.reshape(batch, beam)
-        x = session.model.decoder(tokens, session.memory(), session.cache, at, seen[:, None])
+        ended = self._notes.value.reshape(batch, beam, -1)[:, 0, ENDED]
+        x = session.model.decoder(
+            tokens, session.memory(), session.cache, at, seen[:, None], session.heard_by(ended)
+        )
         scores = fn.log_softmax(session.model.head(x).reshape(batch * beam, vocab), -1)
         if no_repeat:
             scores = self._no_repeat.masked(scores)
@@ -93,24 +96,26 @@ class Beams:
 
     def write(
         self, prompt: Ids, begin: int, steps: int, *, timed: bool, no_repeat: int,
-        active: Sequence[bool],
+        active: Sequence[bool], meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, tuple[Ids, float]]:  # fmt: skip
         """The likeliest text of each active window, without the end, and its mean log-probability.
 
         Args:
             prompt: of every window; begin: where the transcript begins in it.
             steps: most tokens; timed, no_repeat: as for `SpeechSession.start`.
+            meanwhile: called before a wait, as by `SpeechSession.run`.
 
         Raises:
             ContractError: scores were NaN or infinite; names the window.
         """
-        self._start(prompt, begin, no_repeat)
+        self._start(prompt, begin, no_repeat, active)
         v, settings = self._session.vocabulary, BeamSettings(self._session.beam)
         searches = {
             row: Search(settings, v.size, (v.end,), steps) for row, on in enumerate(active) if on
         }
         step = self._step(timed, no_repeat > 0)
-        for count, (best, which) in enumerate(run_ahead(step.fetch, steps)):
+        under_way = run_ahead(step.fetch, steps, meanwhile=meanwhile)
+        for count, (best, which) in enumerate(under_way):
             for row, search in searches.items():
                 stuck = not (search.ended or best[row, 0] > NEVER)  # no token that may come
                 if stuck or np.isnan(best[row]).any():
@@ -126,11 +131,12 @@ class Beams:
         return {row: ([i for i in one.ids if i != v.end], score)
                 for row, (score, one) in bests.items()}  # fmt: skip
 
-    def _start(self, prompt: Ids, begin: int, no_repeat: int) -> None:
+    def _start(self, prompt: Ids, begin: int, no_repeat: int, active: Sequence[bool]) -> None:
         session, before = self._session, len(prompt) - 1
         session.read([prompt] * session.batch, begin)
         session.cache.truncate(before)  # the first step feeds the last one, to every beam
         notes = np.zeros(self._notes.shape, np.int32)
+        notes[:, ENDED] = np.repeat([not on for on in active], session.beam)
         notes[:, LAST] = session.vocabulary.first_time - 1
         self._notes.assign(notes)
         self._no_repeat.begin()

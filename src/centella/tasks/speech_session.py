@@ -22,7 +22,7 @@ from centella.runtime.pending import Pending
 from centella.tasks.rules import NoRepeat, Suppress, Vocabulary
 from centella.tasks.run_ahead import run_ahead
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange
+from centella.tensors.creation import arange, asarray
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all, fetch
@@ -68,6 +68,7 @@ class SpeechSession:
         c, device = model.config, model.device
         heads = c.decoder_attention_heads
         self._memory = model.empty_memory(batch)
+        self._places = asarray(np.array([c.max_source_positions, 0], np.int32), device=device)
         self.cache: KVCache = KVCache(
             batch, heads, c.hidden_size // heads, beam * c.max_target_positions,
             num_layers=c.decoder_layers, dtype=model.dtype, device=device,
@@ -89,15 +90,33 @@ class SpeechSession:
 
     # -- what is captured -------------------------------------------------------------------------
 
-    def memory(self) -> list[Tensor]:
-        """Keys and values of the sound, of each decoder layer."""
-        return [state.value for state in self._memory]
+    def memory(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the sound in each decoder layer: views [batch, heads, places, dim]."""
+        return [layer.rows(self._by_window) for layer in self._memory]
 
-    def _heard(self, sound: Tensor) -> None:
-        """Encode windows; the sound's keys and values go into States."""
+    def _by_window(self, stored: Tensor) -> Tensor:
+        """[1, heads, batch * places, dim] to [batch, heads, places, dim]."""
+        _, heads, places, dim = stored.shape
+        split = stored.reshape(heads, self.batch, places // self.batch, dim)
+        return split.permute(1, 0, 2, 3)
+
+    def heard_by(self, ended: Tensor) -> Tensor | None:
+        """Places that each row attends to, i32 [batch]: none of a row that has ended; None: all.
+
+        So the sound of a row without a window, or whose text is written, is not read.
+
+        Args:
+            ended: i32 [batch], 0 or 1. A batch of one row has no step after its end.
+        """
+        return fn.gather(self._places, ended) if self.batch > 1 else None
+
+    def _heard(self, sound: Tensor, starts: Tensor) -> None:
+        """Encode windows; the sound's keys and values are stored from the place `starts` [1] on."""
         states = self.model.encode(self._features(sound))
-        for state, both in zip(self._memory, self.model.memory(states), strict=True):
-            state.assign(both)
+        windows, places, width = states.shape
+        memory = self.model.memory(states.reshape(1, windows * places, width))
+        for layer, (keys, values) in zip(self._memory, memory, strict=True):
+            layer.write(keys, values, starts)
 
     def _prompt(self, ids: Tensor, begins: Tensor) -> Tensor:
         """Read prompts [batch, tokens]; probabilities of the languages, [batch, languages]."""
@@ -117,7 +136,10 @@ class SpeechSession:
 
         A row that has ended stays so.
         """
-        x = self.model.decoder(self._token.value, self.memory(), self.cache)
+        x = self.model.decoder(
+            self._token.value, self.memory(), self.cache,
+            memory_lengths=self.heard_by(self._notes.value[:, ENDED]),
+        )  # fmt: skip
         logits = self.model.head(x)[:, 0]
         if no_repeat:
             logits = self.no_repeat.masked(logits)
@@ -136,7 +158,7 @@ class SpeechSession:
 
         The head is applied to a row at a time: its logits take 100 MB.
         """
-        memory = [fn.gather(both, rows, axis=1) for both in self.memory()]
+        memory = [(fn.gather(k, rows), fn.gather(v, rows)) for k, v in self.memory()]
         weights = self.model.decoder.weights(ids, memory, heads)
         x, sure = self.model.decoder(ids, memory), list[Tensor]()
         every = arange(self.model.config.vocab_size, device=ids.device)
@@ -148,9 +170,14 @@ class SpeechSession:
 
     # -- what the host calls ----------------------------------------------------------------------
 
-    def listen(self, sound: Array) -> None:
-        """Encode windows, in one submission: samples [batch, n], or what `features` takes."""
-        self._listen(sound)
+    def listen(self, sound: Array, first: int = 0) -> None:
+        """Encode windows as the rows from `first` on, in one submission.
+
+        Args:
+            sound: samples [windows, n], or what `features` takes.
+        """
+        places = self.model.config.max_source_positions
+        self._listen(sound, np.array([first * places], np.int32))
 
     def languages(self) -> Array:
         """Probabilities f32 [batch, languages], in the order of the vocabulary's."""
@@ -204,13 +231,16 @@ class SpeechSession:
             step = self._captured[how] = Jitted(chosen, self.model.device)
         return step.fetch()
 
-    def run(self, steps: int) -> Pieces[Array]:
+    def run(self, steps: int, meanwhile: Callable[[], None] | None = None) -> Pieces[Array]:
         """Tokens [batch] of each step, one step ahead of the device.
+
+        Args:
+            meanwhile: called before a wait for the first of two steps under way.
 
         Raises:
             ContractError: logits were NaN or infinite; names the row.
         """
-        for count, tokens in enumerate(run_ahead(self.step, steps)):
+        for count, tokens in enumerate(run_ahead(self.step, steps, meanwhile=meanwhile)):
             if (tokens < 0).any():
                 row = int(np.argmin(tokens))
                 raise ContractError(

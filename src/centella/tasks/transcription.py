@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Pieces
-from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -106,7 +107,11 @@ class _Work:
     # -- the loops --------------------------------------------------------------------------------
 
     def segments(self) -> Pieces[Segment]:
-        """Segments, with a session of its own while it runs."""
+        """Segments, with a session of its own while it runs; then what ended the recording early.
+
+        Raises:
+            Exception: what reading it raised.
+        """
         known = self._recording.stream.duration or 0.0  # of a microphone nothing is known
         several = known * 100 > self._recording.frames and not self._recording.everything
         batch = self._options.batch or (BATCH if several else 1)
@@ -118,6 +123,8 @@ class _Work:
                 self._transcriber.give(decoding)
                 raise
             self._transcriber.give(decoding)
+            if self._recording.fault is not None:
+                raise self._recording.fault
 
     def _one_by_one(self, decoding: Decoding) -> Iterator[Segment]:
         """Each window begins where the last segment of the one before ends."""
@@ -143,12 +150,8 @@ class _Work:
 
     def _together(self, decoding: Decoding) -> Iterator[Segment]:
         """Several windows at a time; none knows the text of another."""
-        session = decoding.session
-        groups = _groups(self._recording.parts(), session.batch)
-        live, group = self._recording.stream.live, next(groups, None)
-        while group:
-            self._listen(session, group)
-            following = None if live else _ahead(groups)  # found while the device encodes
+        session, windows = decoding.session, self._recording.parts()
+        while group := self._listen(session, islice(windows, session.batch)):
             attempts = self._attempts(decoding, len(group))
             silent = self._options.thresholds.silent
             texts = {row: a.tokens for row, a in enumerate(attempts) if not silent(a)}
@@ -162,7 +165,6 @@ class _Work:
                     cuts = self._with_text(cuts, window)
                     yield from self._told(window, attempt, cuts, next(aligned))
                 self._tell(window.start + window.frames)
-            group = following.result() if following else next(groups, None)
 
     def _tell(self, frames: int) -> None:
         if self._progress is not None:
@@ -171,12 +173,16 @@ class _Work:
 
     # -- a window ---------------------------------------------------------------------------------
 
-    def _listen(self, session: SpeechSession, windows: Sequence[Window]) -> None:
-        """Encode windows; the first ones say the language."""
-        session.listen(self._recording.rows(windows, session.batch))
+    def _listen(self, session: SpeechSession, windows: Iterable[Window]) -> list[Window]:
+        """Encode windows, each when it is there; the first ones say the language."""
+        heard = list[Window]()
+        for row, window in enumerate(windows):
+            session.listen(self._recording.row(window), row)
+            heard.append(window)
         names = list(self._vocabulary.languages)
-        if names and self.language is None:
+        if heard and names and self.language is None:
             self.language = names[int(session.languages()[0].argmax())]
+        return heard
 
     def _prompt(self) -> tuple[Ids, int]:
         """What a window's text follows, and where the transcript begins in it."""
@@ -222,8 +228,9 @@ class _Work:
         timed, session = options.timestamps != "none", decoding.session
         if decoding.beams is not None and temperature == 0.0:
             written = decoding.beams.write(
-                prompt, begin, steps, timed=timed, no_repeat=options.no_repeat_ngram, active=wanted
-            )
+                prompt, begin, steps, timed=timed, no_repeat=options.no_repeat_ngram,
+                active=wanted, meanwhile=self._meanwhile(session),
+            )  # fmt: skip
             return written, session.heard().no_speech
         session.start(
             [prompt] * session.batch, begin, timed=timed, temperature=temperature,
@@ -235,6 +242,10 @@ class _Work:
         means = {row: (text, float(sums[row]) / n) for row, (text, n) in texts.items()}
         return means, heard.no_speech
 
+    def _meanwhile(self, session: SpeechSession) -> Callable[[], None]:
+        """What the host does while the device works: a block of the next batch, and a window."""
+        return partial(self._recording.read_ahead, session.batch + 1)
+
     def _written(
         self, session: SpeechSession, wanted: Sequence[bool], steps: int
     ) -> dict[int, tuple[Ids, int]]:
@@ -242,7 +253,7 @@ class _Work:
         end, most = self._vocabulary.end, self._options.max_repeats
         texts: dict[int, tuple[Ids, int]] = {row: ([], 0) for row, on in enumerate(wanted) if on}
         left = set(texts)
-        with closing(session.run(steps)) as running:
+        with closing(session.run(steps, self._meanwhile(session))) as running:
             for tokens in running:
                 for row in list(left):
                     (text, count), token = texts[row], int(tokens[row])
@@ -338,24 +349,3 @@ def _bounds(piece: Cut, window: Window) -> tuple[int, int]:
         min(piece.start * FRAMES_A_STEP, window.frames),
         min(piece.end * FRAMES_A_STEP, window.frames),
     )
-
-
-def _ahead(groups: Iterator[list[Window]]) -> Future[list[Window] | None]:
-    """Take the next group now; what that raises is raised where it is asked for."""
-    taken: Future[list[Window] | None] = Future()
-    try:
-        taken.set_result(next(groups, None))
-    except Exception as error:  # the texts of the group before it come first
-        taken.set_exception(error)
-    return taken
-
-
-def _groups(windows: Iterable[Window], size: int) -> Iterator[list[Window]]:
-    group: list[Window] = []
-    for window in windows:
-        group.append(window)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group

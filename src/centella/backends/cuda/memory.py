@@ -29,6 +29,7 @@ from centella.specs import Caps
 
 CUDA = 2  # as DLPack counts devices
 STAGED = 64 << 10  # bytes of a copy that the driver takes a copy of before it returns
+PINNED = 8 << 20  # bytes of a copy that goes by way of pinned memory; a larger one is waited for
 A: Any = driver.CUdevice_attribute
 
 
@@ -185,11 +186,25 @@ class CudaMemory(Backend):
             self._send(buffer, data, self._streams.turn().native)
 
     def _send(self, buffer: Buffer, data: Array, stream: Any) -> None:
-        nbytes = data.nbytes
-        check(driver.cuMemcpyHtoDAsync(buffer.native, host_address(data), nbytes, stream))
-        if nbytes > STAGED:
+        """Put a copy of host bytes on a stream; whose they are may change them at once."""
+        if STAGED < data.nbytes <= PINNED:
+            self._send_pinned(buffer, data, stream)
+            return
+        check(driver.cuMemcpyHtoDAsync(buffer.native, host_address(data), data.nbytes, stream))
+        if data.nbytes > STAGED:
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
+
+    def _send_pinned(self, buffer: Buffer, data: Array, stream: Any) -> None:
+        """Copy into pinned memory first: nobody waits for what the stream does before it."""
+        pinned, event = self._next_sent(data.nbytes)
+        try:
+            pinned.data[: data.nbytes] = data.reshape(-1).view(np.uint8)
+            nbytes = data.nbytes
+            check(driver.cuMemcpyHtoDAsync(buffer.native, pinned.address, nbytes, stream))
+            check(driver.cuEventRecord(event, stream))
+        finally:
+            self._sent.append((pinned, event))
 
     def write_parts(self, buffer: Buffer, nbytes: int, step: int) -> Iterator[Array]:
         """Copy host bytes part after part: one is read as the one before it is on its way."""
