@@ -67,7 +67,7 @@ Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
     wgmma_held(j, t, a, p)   attr: (Matrix, dtype); the same, the first factor is the tile a
     wgmma_fence() wgmma_commit()   wgmma_wait()   attr: groups that may still be on their way
     setmaxnreg()       attr: registers a thread
-    warpgroup_barrier()
+    warpgroup_barrier()    warpgroup_uniform(x)   x, which its threads have in common
 
 An `if` with attr (first, threads) is a role: those threads of the group run it, beside other roles.
 """
@@ -94,7 +94,7 @@ COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
 HOPPER = frozenset(
     "warpgroup mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait tma_load "
     "tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma wgmma_held "
-    "wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier".split()
+    "wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier warpgroup_uniform".split()
 )
 CLUSTER = frozenset({"cluster", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_load"})
 FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
