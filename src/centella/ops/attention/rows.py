@@ -85,8 +85,7 @@ class Rows:
         self._factor = lang.const(1.0, f32) if scoring.capped else product_scale(scoring, LOG2E)
 
     def start(self, maximum: Any, total: Any) -> None:
-        """Other queries: what their maxima and sums begin with."""
-        self.out.fill(0.0)
+        """Other queries: what maxima and sums begin with; `out` is filled with zeros apart."""
         for base, sums in zip(self._base, self._total, strict=True):
             base.set(maximum)
             sums.set(lang.select(self._column == 0, total, 0.0))  # of the four threads of a row

@@ -167,7 +167,9 @@ class _Consumer:
         self._score()
         lang.ptx.wgmma_wait(0)
         self._release(shared.empty_k, self.ring_k)
-        self._begin(shared.work(lang.const(0, u32)), lang.const(0, u32) < count)
+        work, more = shared.work(lang.const(0, u32)), lang.const(0, u32) < count
+        self._soften(work, more)
+        self._settle(work, more)
         for turn in lang.range(count):
             work = shared.work(turn)
             self._take_keys(work)
@@ -210,20 +212,21 @@ class _Consumer:
 
     def _cross(self, work: Work, following: Any) -> None:
         """The same from one tile of queries to the next, where the results of this one leave."""
-        shared = self.shared
+        shared, more = self.shared, following < self.shared.turns.count
         self._release(shared.empty_q, self.ring_q)
         self._ask()
         self._start()
-        totals = self.rows.totals()
+        totals, coming = self.rows.totals(), shared.work(following)
+        self._soften(coming, more)
         lang.ptx.wgmma_wait(0)
         self._release(shared.empty_v, self.ring_v)
         self._finish(work, totals)
-        self._begin(shared.work(following), following < shared.turns.count)
+        self._settle(coming, more)
 
-    def _begin(self, work: Work, more: Any) -> None:
-        """The weights of a tile's last keys, whose scores are there; nothing behind the last."""
-        shared, rows = self.shared, self.rows
-        rows.start(*sink_of(shared.masks, work.head, LOG2E, UNSEEN))
+    def _soften(self, work: Work, more: Any) -> None:
+        """Weights of a tile's last keys, whose scores are there; nothing behind the last tile."""
+        rows = self.rows
+        rows.start(*sink_of(self.shared.masks, work.head, LOG2E, UNSEEN))
         with lang.if_(more):
             rows.see(work.sight, work.first + self.mine * M)
             rows.bound()
@@ -233,8 +236,12 @@ class _Consumer:
                 with lang.if_(work.partly):
                     rows.hide(work.key(work.last))
             rows.soften()
-        rows.round()
-        dirty = work.dirty(shared.masks)
+
+    def _settle(self, work: Work, more: Any) -> None:
+        """Nothing has been summed; weights and their values are ready for the first products."""
+        self.rows.out.fill(0.0)
+        self.rows.round()
+        dirty = work.dirty(self.shared.masks)
         if dirty is not None:
             with lang.if_(more & dirty):
                 self._clean(work)
