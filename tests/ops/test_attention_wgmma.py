@@ -67,6 +67,8 @@ CASES: dict[str, tuple[Shape, WgmmaTile, dict[str, Any]]] = {
         {"lengths": [70, 150], "softcap": 1.5, "sinks": [2.0, -np.inf]},
     ),
     "one consumer": ((1, 1, 1, 70, 100, 16), WgmmaTile(48, 1), {}),
+    "cubic": ((2, 2, 1, 70, 150, 16), replace(SMALL, cubic=2), {"lengths": [70, 150]}),
+    "cubic, window": ((1, 2, 1, 140, 140, 16), replace(SMALL, cubic=8), {"window": 20}),
     "three consumers": ((1, 1, 1, 200, 100, 16), WgmmaTile(32, 3, 3), {"causal": True}),
 }
 

@@ -17,7 +17,7 @@ from centella.dtypes import f32, i32
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, product_scale, share_of
-from centella.ops.attention.weights import LOG2E, put
+from centella.ops.attention.weights import LOG2E, cubic_power, put
 
 M, K = 64, 16  # of one product: queries, keys
 ScaleOf = Callable[[int], Any]
@@ -69,10 +69,13 @@ class Rows:
 
     Args:
         parts: 16-bit numbers that a weight is the sum of.
+        cubic: of eight weights so many are computed by products.
     """
 
-    def __init__(self, dtype: Any, keys: int, width: int, parts: int, scoring: Scoring) -> None:
-        self._scoring = scoring
+    def __init__(
+        self, dtype: Any, keys: int, width: int, parts: int, scoring: Scoring, cubic: int = 0
+    ) -> None:
+        self._scoring, self._cubic = scoring, cubic
         self.scores: Any = lang.ptx.Fragment(f32, (M, keys))
         self.out: Any = lang.ptx.Fragment(f32, (M, width))
         self.out.fill(0.0)
@@ -131,8 +134,10 @@ class Rows:
         )
         for h in range(2):
             base = self._base[h].get()
-            for r in self._of(h):
-                self.scores[r] = lang.exp2_native(lang.fma(self.scores[r], self._factor, -base))
+            for n, r in enumerate(self._of(h)):
+                exponent = lang.fma(self.scores[r], self._factor, -base)
+                among = n * self._cubic % 8 < self._cubic  # spread evenly
+                self.scores[r] = cubic_power(exponent) if among else lang.exp2_native(exponent)
             self._total[h].set(self._total[h] * shrinks[h])
         return grown[0] | grown[1], shrinks
 

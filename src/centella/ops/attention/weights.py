@@ -11,6 +11,8 @@ from centella.lang.values import Expr, Operand
 HIDDEN = -3.2e38  # the score of a hidden key: below every maximum, whose least is `masks.LOWEST`
 LOG2E = 1.4426950408889634
 _EXP2 = (0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0)  # on [-1/2, 1/2]
+_CUBIC = (0.05517166, 0.24261113, 0.69326097, 0.99992806)  # within 7.5e-5, on [-1/2, 1/2]
+_ROUNDED = 12582912.0  # 1.5 * 2^23: what is added to it is rounded to a whole number
 MORE = 2.0**-20  # of a weight, by which its second part is too large
 _LEAST, _INFINITE = 0xC2FE0000, 0xFF800000  # the bits of -127 and of -inf
 
@@ -31,6 +33,21 @@ def power(x: Operand, native: bool = False) -> Expr:
     for coefficient in _EXP2[1:]:
         p = lang.fma(part, p, coefficient)
     return p * whole_power(whole)
+
+
+def cubic_power(x: Operand) -> Expr:
+    """2^x for x below 2^7, within 7.5e-5 of it, less than 2^-125 below -126; by products alone.
+
+    As FlashAttention-4 does (Zadouri et al. 2026, arXiv 2603.05451): the whole part goes to the
+    exponent, a cubic has the rest. Eight instructions, none of which is one of the sixteen powers a
+    clock. A NaN becomes infinite where it is rounded to 16 bits.
+    """
+    x = lang.maximum(x, -126.0)
+    shifted = x + _ROUNDED
+    part, p = x - (shifted - _ROUNDED), lang.const(_CUBIC[0], f32)
+    for coefficient in _CUBIC[1:]:
+        p = lang.fma(part, p, coefficient)
+    return lang.bitcast(lang.bitcast(p, u32) + (lang.bitcast(shifted, u32) << 23), f32)
 
 
 def whole_power(x: Operand) -> Expr:

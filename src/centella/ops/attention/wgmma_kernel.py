@@ -154,7 +154,9 @@ class _Consumer:
     def __init__(self, shared: _Shared, scales: Argument | None) -> None:
         self.shared, self.scales, tile = shared, scales, shared.tile
         self.mine = lang.ptx.warpgroup() - 1
-        self.rows = Rows(shared.values.dtype, tile.keys, shared.width, tile.parts, shared.scoring)
+        self.rows = Rows(
+            shared.values.dtype, tile.keys, shared.width, tile.parts, shared.scoring, tile.cubic
+        )
         self.leader = lang.local_id() % WARPGROUP == 0
         self.ring_q, self.ring_k, self.ring_v = Ring(SLOTS), Ring(tile.stages), Ring(tile.stages)
         self.turn = lang.var(lang.cast(self.mine == 0, u32))  # the first one's turn is at once

@@ -15,15 +15,18 @@ REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by
 class WgmmaTile(Struct, frozen=True):
     """Keys of a tile, consumers of 64 queries each, stages of the rings.
 
-    `parts`: 16-bit numbers that a weight is the sum of. `late`: a consumer waits for its turn
-    behind the softmax, before it waits for products; the assembler then leaves the powers of two
-    where they are, beside the products, and moves them behind the products otherwise.
+    `parts`: 16-bit numbers that a weight is the sum of. `cubic`: of eight weights so many are
+    computed by products, since there are but sixteen powers of two a clock. `late`: a consumer
+    waits for its turn behind the softmax, before it waits for products; the assembler then leaves
+    the powers of two where they are, beside the products, and moves them behind the products
+    otherwise.
     """
 
     keys: int
     consumers: int = 2
     stages: int = 2
     parts: int = 1
+    cubic: int = 0
     late: bool = False
 
     @property
