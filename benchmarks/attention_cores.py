@@ -29,7 +29,8 @@ from centella.ops.attention import choice
 from centella.ops.attention.mma import LEAST_TILE, MMA, MMA_TILES, MmaTile
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
+from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES
+from centella.ops.attention.wgmma_tile import WgmmaTile
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply
 

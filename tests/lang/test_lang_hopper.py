@@ -86,8 +86,9 @@ def boxes(x: In[storage], y: Out[storage], z: Out[f32], *, along: bool, fault: s
             row, column = more.place(register)
             z[4096 + row * 64 + column] = more[register]
         z[8192 + thread % WG] = lang.shuffle_xor(lang.cast(thread, f32), 3)
+        row = ptx.warpgroup_uniform(ptx.warpgroup())
         with lang.if_(thread % WG < 8):
-            tile.store(tile.chunk(ptx.warpgroup(), thread % WG), [1.0, 2.0] * 4)
+            tile.store(tile.chunk(row, thread % WG), [1.0, 2.0] * 4)
         if fault != "unfenced":
             ptx.async_fence()
         ptx.warpgroup_barrier()
@@ -103,6 +104,26 @@ def case(dtype: DType, along: bool = True, fault: str = "") -> tuple[KernelIR, d
         "z": empty((2 * 64 * 64 + WG,), f32),
     }
     return record(boxes, tensors, 2 * WG, along=along, fault=fault), tensors
+
+
+def common(x: In[f32], y: Out[f32], *, shared: bool) -> None:
+    """Each warpgroup loads a number of its own, or each thread."""
+    with ptx.role(0, 2 * WG):
+        mine = ptx.warpgroup() if shared else lang.local_id() % 2
+        which = ptx.warpgroup_uniform(lang.cast(x[mine], u32))
+        for _ in lang.range(which):
+            ptx.warpgroup_barrier()  # which needs uniform control flow
+        y[lang.local_id()] = lang.cast(which, f32)
+
+
+def test_a_number_that_a_warpgroup_has_in_common() -> None:
+    tensors = {"x": tensor(np.array([3.0, 5.0]), f32), "y": empty((2 * WG,), f32)}
+    ir = record(common, tensors, 2 * WG, shared=True)
+    simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors), 1)
+    assert tensors["y"].numpy().tolist() == [3.0] * WG + [5.0] * WG
+    other = record(common, tensors, 2 * WG, shared=False)
+    with pytest.raises(SimulationError, match="a value differs within a warpgroup"):
+        simulate(other, [t.words for t in tensors.values()], bits(other, tensors), 1)
 
 
 @HALVES

@@ -1226,6 +1226,7 @@ SHOWN = {
     "| on Hopper, in `ptx` |": "tiles.every_name_is_on_the_page",
     "| `ptx.role(first": "hopper.boxes_and_products hopper.refused",
     "| `ptx.warpgroup_barrier()`": "hopper.the_case_covers_every_operation",
+    "| `ptx.warpgroup_uniform(x)`": "hopper.a_number_that_a_warpgroup_has_in_common",
     "| `ptx.grid()`": "hopper.the_case_covers_every_operation",
     "| `ptx.Barriers(count)`": "hopper.boxes_and_products hopper.the_simulator_reports "
     "clusters.a_box_reaches_every_group",

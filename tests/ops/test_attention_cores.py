@@ -18,7 +18,7 @@ from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import LimitError
 from centella.ops.attention.mma import LEAST_TILE, MMA_TILES, MmaTile
 from centella.ops.attention.split_warp import SplitTile
-from centella.ops.attention.wgmma import WgmmaTile
+from centella.ops.attention.wgmma_tile import WgmmaTile
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
 from tests.support.attention import CAPS, Plan, error, exact, on_device, planned, steep
 from tests.support.lang_common import ORDERS

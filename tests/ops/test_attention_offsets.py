@@ -15,7 +15,7 @@ from centella.dtypes import bf16, f16, f32, i32
 from centella.ops.attention.mma import LEAST_TILE, MMA_TILES
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.tiles import Tile
-from centella.ops.attention.wgmma import WgmmaTile
+from centella.ops.attention.wgmma_tile import WgmmaTile
 from centella.specs import make_spec
 from tests.emit.test_lang_ptx import needs_ptxas
 from tests.ops.test_attention_cores import ARCHS, assembled

@@ -15,16 +15,17 @@ from centella.dtypes import DType, bf16, f16
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import SimulationError
 from centella.lang.ir import HOPPER
-from centella.ops.attention import choice
-from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
+from centella.ops.attention import choice, wgmma
+from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES
+from centella.ops.attention.wgmma_tile import WgmmaTile
 from centella.simulator.run import simulate
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS, Plan, Shape, error, exact, on_device, planned
 from tests.support.lang_common import ORDERS
-from tests.support.mutations import mutations
+from tests.support.mutations import MEETS, mistakes
 
 SMALL = WgmmaTile(32, late=True)
-ORDER = 8  # the shared array: behind Q, K, V and five of barriers
+ORDER = 10  # the shared array: behind Q, K, V, Y and six of barriers
 TILES = [(most, tile) for most, *tiles, _ in WGMMA_TILES for tile in tiles]
 
 
@@ -76,6 +77,25 @@ def test_masks_and_sizes(name: str) -> None:
     planned("wgmma", shape, f16, tile, **masks).check()
 
 
+@pytest.mark.parametrize("resident", [1, 2, 3])
+@pytest.mark.parametrize("name", ["lengths, causal", "window", "softcap, sinks", "two panels"])
+def test_groups_take_tiles_in_turn(name: str, resident: int) -> None:
+    """Of few groups each has many tiles, forwards and backwards; heads come one at a time."""
+    shape, tile, masks = CASES[name]
+    with mock.patch.object(wgmma, "CACHED", 1):
+        plan = planned("wgmma", (*shape[:3], 270, *shape[4:]), f16, tile, **masks)
+    plan.check(resident=resident)
+
+
+def test_results_are_in_rows_of_any_width() -> None:
+    """Of a head that fills no chunks, and of texts end to end, they leave word by word."""
+    for dim in (16, 20):
+        plan = planned("wgmma", (2, 2, 1, 70, 40, dim), f16, SMALL)
+        stores = [s[0] for s in plan.ir().body if s[0] in ("store", "tma_store")]
+        assert set(stores) == {"store" if dim % 8 else "tma_store"}
+        plan.check(resident=2)
+
+
 @pytest.mark.parametrize(("causal", "first"), [(False, 109), (True, 109)])
 def test_no_key_before_a_window_is_copied(causal: bool, first: int) -> None:
     """Tiles of keys begin where the window of a group's first query does: NaN before it is not met.
@@ -121,29 +141,49 @@ def test_values_made_f16_keep_infinities() -> None:
 
 
 def faulty(plan: Plan, broken: Any, words: list[Any], wanted: Any) -> bool:
-    """Whether a kernel is reported, or wrong."""
+    """Whether a kernel whose one group has all tiles is reported, or wrong."""
     memory = [words[r.index] for r in plan.calls[0].tensors]
     try:
-        simulate(broken, memory, plan.params(), plan.calls[0].groups)
+        simulate(broken, memory, plan.params(), plan.calls[0].groups, resident=1)
     except SimulationError:
         return True
     return not error(plan.result(words), wanted) < 1e-6
 
 
-def test_every_wait_of_a_consumer_is_needed() -> None:
-    """Without one the simulator reports, or the result is wrong. Turns are for speed alone."""
-    plan = planned("wgmma", (1, 1, 1, 66, 78, 16), f16, WgmmaTile(16), lengths=[76])
+def wrong(keys: int, stages: int, of_producer: range) -> list[str]:
+    """Try each wait and fence of consumers, and these of the producer; what was told, by kind.
+
+    Turns are for speed alone.
+    """
+    tile = WgmmaTile(32, stages=stages, late=True)
+    plan = planned("wgmma", (1, 4, 1, 66, keys, 16), f16, tile, lengths=[keys - 2])
     arrays, ir, seen = plan.random(), plan.ir(), []
     words, wanted = plan.words(*arrays), plan.exact(*arrays)
     _, consumers = (i for i, s in enumerate(ir.body) if s[0] == "if" and s[3] is not None)
-    waits = [i for i, s in enumerate(ir.body) if s[0] == "mbar_wait"]
-    others = {ir.line_of(i) for i in waits if i < consumers or ir.body[i][3] == ORDER}
-    for what, broken in mutations(ir):
-        no, kind, _, line = what.split()
-        if no == "no" and kind in HOPPER and line not in others:
-            assert faulty(plan, broken, [w.copy() for w in words], wanted), what
-            seen.append(kind)
-    assert {k: seen.count(k) for k in seen} == {"mbar_wait": 7, "wgmma_wait": 4, "async_fence": 1}
+    waits = [i for i, s in enumerate(ir.body) if s[0] == "mbar_wait" and s[3] != ORDER]
+    left_out = {i for n, i in enumerate(waits) if i < consumers and n not in of_producer}
+    for mistake in mistakes(ir):
+        kind, _, _, array = ir.body[mistake.at]
+        counts = kind in MEETS and kind in HOPPER and (kind, array) != ("mbar_wait", ORDER)
+        if counts and mistake.at not in left_out:
+            if faulty(plan, mistake.of(ir), [w.copy() for w in words], wanted):
+                seen.append(kind)
+            else:
+                seen.append(mistake.label)
+    return seen
+
+
+def test_every_wait_is_needed() -> None:
+    """Without one the simulator reports, or the result is wrong.
+
+    The producer waits for room for queries, for keys and values, of the last tile and of the rest.
+    """
+    seen = wrong(70, 2, range(1, 5))
+    assert {kind: seen.count(kind) for kind in seen} == {
+        "mbar_wait": 15, "wgmma_wait": 5, "async_fence": 3, "warpgroup_barrier": 2,
+        "tma_store_wait": 2,
+    }  # fmt: skip
+    assert wrong(20, 4, range(1))[0] == "mbar_wait"  # of queries, where there is room for keys
 
 
 @pytest.mark.devices("cuda")

@@ -69,7 +69,7 @@ Of PTX for sm_90a alone, but for barriers; b counts these (8 bytes), c are coord
     wgmma_held(j, t, a, p)   attr: (Matrix, dtype); the same, the first factor is the tile a
     wgmma_fence() wgmma_commit()   wgmma_wait()   attr: groups that may still be on their way
     setmaxnreg()       attr: registers a thread
-    warpgroup_barrier()
+    warpgroup_barrier()    warpgroup_uniform(x)   x, which its threads have in common
 
 An `if` with attr (first, threads) is a role: those threads of the group run it, beside other roles.
 """
@@ -98,7 +98,8 @@ BARRIERS = frozenset(
 )
 HOPPER = BARRIERS | frozenset(
     "warpgroup tma_load tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma "
-    "wgmma_held wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier".split()
+    "wgmma_held wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier "
+    "warpgroup_uniform".split()
 )
 CLUSTER = frozenset(
     "cluster cluster_rank cluster_arrive cluster_wait cluster_load cluster_store".split()

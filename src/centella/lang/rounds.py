@@ -263,7 +263,9 @@ def _right(a: Interval, b: Interval) -> Interval:
     return a if factor is None and a[0] >= 0 else _quotient(a, factor or (1, 1))
 
 
-SAME = "var cast bitcast workgroup_uniform shuffle_xor subgroup_min subgroup_max".split()
+SAME = (
+    "var cast bitcast workgroup_uniform warpgroup_uniform shuffle_xor subgroup_min subgroup_max"
+).split()
 RULES: dict[str, Callable[..., Interval]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),

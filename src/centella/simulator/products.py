@@ -45,7 +45,7 @@ class Products:
         return Capability({
             "wgmma": self._wgmma, "wgmma_held": self._wgmma_held, "wgmma_fence": _gather,
             "wgmma_commit": self._commit, "wgmma_wait": self._wait, "fragment_get": self._get,
-            "setmaxnreg": _gather, "warpgroup_barrier": _barrier,
+            "setmaxnreg": _gather, "warpgroup_barrier": _barrier, "warpgroup_uniform": _same,
         }, end=lambda machine: check_reads_over(machine, self._reads))  # fmt: skip
 
     def _get(self, machine: Machine, index: int) -> None:
@@ -170,6 +170,17 @@ def _threads_of(group: int) -> slice:
 def _gather(machine: Machine, index: int) -> None:
     """Whole warpgroups come here; nothing else is to be seen of it."""
     warpgroups(machine, index)
+
+
+def _same(machine: Machine, index: int) -> None:
+    """A number that the threads of each warpgroup have in common."""
+    groups = warpgroups(machine, index)
+    value = np.broadcast_to(machine.values[machine.ir.body[index][2][0]], machine.shape)
+    for group in groups:
+        threads = value[0, _threads_of(group)]
+        if (threads.view(np.uint32) != threads[:1].view(np.uint32)).any():
+            raise machine.fault_here(index, "a value differs within a warpgroup")
+    machine.values[index] = value.copy()
 
 
 def _barrier(machine: Machine, index: int) -> None:

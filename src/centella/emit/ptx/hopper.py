@@ -146,6 +146,12 @@ def _warpgroup_id(w: Writer, i: int, statement: Statement) -> None:
     w.values[i] = _warpgroup(w)
 
 
+def _warpgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
+    """Of the warp's first thread, as its other threads have it."""
+    value = w.in_register(statement[2][0])
+    w.emit(f"shfl.sync.idx.b32 {w.result(i)}, {value}, 0, 31, 0xffffffff;")
+
+
 def _cluster_load(w: Writer, i: int, statement: Statement) -> None:
     """A word of another group's shared memory."""
     _, _, (index, rank), array = statement
@@ -170,5 +176,6 @@ RULES: dict[str, Rule] = {
     "tma_load": _tensor_load, "tma_multicast": _tensor_load, "tma_store": _tensor_store,
     "wgmma": _wgmma, "wgmma_held": _wgmma, "setmaxnreg": _registers,
     "warpgroup_barrier": _warpgroup_barrier, "warpgroup": _warpgroup_id,
+    "warpgroup_uniform": _warpgroup_uniform,
     "cluster_load": _cluster_load, "cluster_store": _cluster_store,
 }  # fmt: skip  # a table

@@ -43,6 +43,7 @@ from centella.lang.ptx.warpgroups import (
     role,
     warpgroup,
     warpgroup_barrier,
+    warpgroup_uniform,
     wgmma,
     wgmma_commit,
     wgmma_fence,
@@ -56,5 +57,6 @@ __all__ = [
     "cp_async_commit", "cp_async_wait", "fetch_lines", "grid", "grid_barrier", "init_fence",
     "launch_dependents", "ldmatrix", "max_pairs", "mma_sync", "resident", "role", "stmatrix",
     "tma_load", "tma_store", "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier",
-    "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_held", "wgmma_wait", "widen_i8",
+    "warpgroup_uniform", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_held", "wgmma_wait",
+    "widen_i8",
 ]  # fmt: skip  # a table

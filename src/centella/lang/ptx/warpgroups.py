@@ -13,7 +13,7 @@ from centella.lang.ir import Matrix
 from centella.lang.ptx.bulk import patterned
 from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile
 from centella.lang.tracer import Tracer, current
-from centella.lang.values import Expr, Value, expr_of
+from centella.lang.values import Expr, Value, expr_of, traced
 
 WARPGROUP = 128  # threads
 DEPTH = 16  # k of one product
@@ -29,6 +29,23 @@ def warpgroup() -> Expr:
     if t.role is None:
         raise TraceError("ptx.warpgroup() is for the inside of a ptx.role")
     return t.pure("warpgroup", "u32")
+
+
+def warpgroup_uniform(x: Value) -> Expr:
+    """A number that is equal in all threads of a warpgroup, as one that control flow may follow.
+
+    Such as what all of them loaded from one place. The simulator reports one that is not. On PTX
+    each warp takes its first thread's ("shfl.sync.idx"), so that the assembler knows it as well.
+
+    Raises:
+        TraceError: for a bool, or in divergent control flow.
+    """
+    t = current()
+    _whole(t, "warpgroup_uniform")
+    value = traced(x, "ptx.warpgroup_uniform")
+    if value.type == "bool":
+        raise TraceError("ptx.warpgroup_uniform is for numbers, got bool; use lang.cast")
+    return t.result(t.effect("warpgroup_uniform", value.type, (value,)), value.type, True)
 
 
 @contextmanager

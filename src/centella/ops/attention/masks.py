@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -70,19 +71,23 @@ class Sight:
     A query stands at the position of query 0 plus its number. The parameter `start` is the position
     of query 0 where that follows from shapes, else what is added to `starts`.
 
+    Args:
+        same: makes uniform what all threads that ask have in common.
+
     Attributes:
         begin, end: no query sees a key before `begin`, or from `end` on; the same in a group.
         ordered: whether it depends on a query's position what it sees.
     """
 
     def __init__(
-        self, masks: dict[str, Any], scoring: Scoring, b: Any, lq: Any, lk: Operand
-    ) -> None:
+        self, masks: dict[str, Any], scoring: Scoring, b: Any, lq: Any, lk: Operand,
+        same: Callable[[Any], Any] = lang.workgroup_uniform,
+    ) -> None:  # fmt: skip
         self._masks, self._b, self._lq, self._lk = masks, b, lq, lk
         self.end: Any = lk
         if "lengths" in masks:
             length = lang.bitcast(lang.maximum(masks["lengths"][b], 0), u32)
-            self.end = lang.workgroup_uniform(lang.minimum(length, lk))
+            self.end = same(lang.minimum(length, lk))
         self._window: Any = lang.parameter("window", i32) if scoring.windowed else None
         self._both_sides = scoring.windowed and not (scoring.causal or "starts" in masks)
         self.ordered: bool = scoring.causal or scoring.windowed or "starts" in masks
@@ -92,7 +97,7 @@ class Sight:
             most = lang.bitcast(lk, i32)
             most = most if self._window is None else most + self._window
             most = most + lang.parameter("distances", i32) if "bias" in masks else most
-            start = lang.workgroup_uniform(lang.minimum(masks["starts"][b], most))
+            start = same(lang.minimum(masks["starts"][b], most))
             self._start = start + self._start
             self.end = self.until(lq)
         first = self.since(lang.const(0, u32))

@@ -11,15 +11,43 @@ A text's tiles begin where the text does, so its result does not depend on the o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from centella import lang
 from centella.dtypes import u32
 from centella.ops.attention.problem import parameters
 
+Same = Callable[[Any], Any]
+
+
+def in_turn(number: Any) -> tuple[Any, Any]:
+    """A block of queries, and which head of which sequence: the blocks of a head in turn."""
+    blocks = lang.parameter("blocks", u32)
+    pair = number // blocks
+    return number - pair * blocks, pair
+
+
+def longest_first(number: Any) -> tuple[Any, Any]:
+    """The same, for queries that see more keys the later they stand: the last blocks first.
+
+    So many heads at a time as `together` says: their keys and values are to stay in the L2 cache.
+    """
+    p = parameters("blocks together pairs")
+    each = p["together"] * p["blocks"]
+    section = number // each
+    rest, first = number - section * each, section * p["together"]
+    size = lang.minimum(p["together"], p["pairs"] - first)
+    rank = rest // size
+    return p["blocks"] - 1 - rank, first + (rest - rank * size)
+
 
 class Place:
     """Where a group of a kernel is that has `queries` of a head.
+
+    Args:
+        group: its number, or its block and pair of sequence and head.
+        same: makes uniform what all threads that ask have in common.
 
     Attributes:
         b, head, block: the sequence, the head, which queries of the sequence.
@@ -27,12 +55,14 @@ class Place:
         begin: of texts end to end, the row where this one begins; else None.
     """
 
-    def __init__(self, masks: dict[str, Any], group: Any, queries: int) -> None:
-        p = parameters("blocks heads lq lk")
-        self.block: Any = group % p["blocks"]
-        group = group // p["blocks"]
-        self.head: Any = group % p["heads"]
-        self.b: Any = group // p["heads"]
+    def __init__(
+        self, masks: dict[str, Any], group: Any, queries: int, same: Same = lang.workgroup_uniform
+    ) -> None:
+        p = parameters("heads lq lk")
+        self._same = same
+        self.block, pair = group if isinstance(group, tuple) else in_turn(group)
+        self.b: Any = pair // p["heads"]
+        self.head: Any = pair - self.b * p["heads"]
         self.lq: Any = p["lq"]
         self.lk: Any = p["lk"]
         self.begin: Any = None
@@ -54,9 +84,9 @@ class Place:
             before = offset(middle) // queries + middle <= self.block
             low.set(lang.select(before, middle, low))
             high.set(lang.select(before, high, middle))
-        text = lang.workgroup_uniform(low.get())
-        begin = lang.workgroup_uniform(offset(text))
-        count = lang.maximum(lang.workgroup_uniform(offset(text + 1)), begin) - begin
+        text = self._same(low.get())
+        begin = self._same(offset(text))
+        count = lang.maximum(self._same(offset(text + 1)), begin) - begin
         self.block = self.block - (begin // queries + text)
         some = self.block * queries < count
         self.lq = lang.select(some, count, 0)

@@ -20,6 +20,7 @@ from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, produc
 from centella.ops.attention.weights import LOG2E, put
 
 M, K = 64, 16  # of one product: queries, keys
+ScaleOf = Callable[[int], Any]
 UNSEEN = -(2.0**120)  # below every score, and above hidden ones times the scales that are folded
 SLACK = 8.0  # powers of two by which a maximum may be passed
 
@@ -68,27 +69,34 @@ class Rows:
 
     Args:
         parts: 16-bit numbers that a weight is the sum of.
-        first: the first query; sight: what queries see.
-        begins: what maxima and sums begin with.
     """
 
-    def __init__(
-        self, dtype: Any, keys: int, width: int, parts: int, first: Any, sight: Sight,
-        scoring: Scoring, begins: tuple[Any, Any],
-    ) -> None:  # fmt: skip
-        self._sight, self._scoring = sight, scoring
+    def __init__(self, dtype: Any, keys: int, width: int, parts: int, scoring: Scoring) -> None:
+        self._scoring = scoring
         self.scores: Any = lang.ptx.Fragment(f32, (M, keys))
         self.out: Any = lang.ptx.Fragment(f32, (M, width))
         self.out.fill(0.0)
         self.weights: list[list[Any]] = [
             [lang.ptx.Fragment(dtype, (M, K)) for _ in range(parts)] for _ in range(keys // K)
         ]
-        row, self._column = self.scores.place(0)
-        self._base = lang.vars(f32, 2, init=begins[0])  # what weights are relative to
-        mine = lang.select(self._column == 0, begins[1], 0.0)  # of the four threads of a row
-        self._total = lang.vars(f32, 2, init=mine)
+        self._row, self._column = self.scores.place(0)
+        self._base = lang.vars(f32, 2, init=0.0)  # what weights are relative to
+        self._total = lang.vars(f32, 2, init=0.0)
         self._factor = lang.const(1.0, f32) if scoring.capped else product_scale(scoring, LOG2E)
-        self._queries = [first + row + 8 * h for h in range(2)]
+
+    def start(self, maximum: Any, total: Any) -> None:
+        """Other queries: what maxima and sums begin with; `out` is filled with zeros apart."""
+        for base, sums in zip(self._base, self._total, strict=True):
+            base.set(maximum)
+            sums.set(lang.select(self._column == 0, total, 0.0))  # of the four threads of a row
+
+    def see(self, sight: Sight, first: Any) -> None:
+        """What queries from the first one on see, for `hide`."""
+        self._sight, self._queries = sight, self._rows(first)
+
+    def _rows(self, first: Any) -> list[Any]:
+        """The two queries of a thread."""
+        return [first + self._row + 8 * h for h in range(2)]
 
     def bound(self) -> None:
         """Cap the scores, where they are: then they are logarithms to base 2."""
@@ -124,7 +132,8 @@ class Rows:
         for h in range(2):
             base = self._base[h].get()
             for r in self._of(h):
-                self.scores[r] = lang.exp2_native(lang.fma(self.scores[r], self._factor, -base))
+                exponent = lang.fma(self.scores[r], self._factor, -base)
+                self.scores[r] = lang.exp2_native(exponent)
             self._total[h].set(self._total[h] * shrinks[h])
         return grown[0] | grown[1], shrinks
 
@@ -151,24 +160,50 @@ class Rows:
             for register in range(self.out.registers):
                 self.out[register] = self.out[register] * shrinks[register // 2 % 2]
 
-    def finish(
-        self, y: Any, start: Operand, pitch: Operand, lq: Operand, dim: int,
-        scale_of: Callable[[int], Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Divide and store; `scale_of`: what columns from one on are multiplied by."""
-        for h in range(2):
-            total = self._total[h].get()
+    def totals(self) -> list[Expr]:
+        """The sums of all weights of both rows."""
+        totals = []
+        for own in self._total:
+            total = own.get()
             for mask in (1, 2):
                 total = total + lang.shuffle_xor(total, mask)
-            factor = share_of(total)
-            with lang.if_(self._queries[h] < lq):
-                row = start + self._queries[h] * pitch + self._column
-                store_row(y, row, self._column, dim, self._results(h, factor, dim, scale_of))
+            totals.append(total)
+        return totals
 
-    def _results(self, h: int, factor: Operand, dim: int, scale_of: Any) -> Iterable[list[Expr]]:
-        for j in range(-(-dim // 8)):
-            values = [self.out[4 * j + 2 * h + e] * factor for e in range(2)]
-            if scale_of is not None:
-                scale = scale_of(8 * j)
-                values = [value * scale for value in values]
-            yield values
+    def finish(
+        self, y: Any, start: Operand, pitch: Operand, first: Any, lq: Operand, dim: int,
+        totals: list[Any], scale_of: ScaleOf | None = None,
+    ) -> None:  # fmt: skip
+        """Divide and store, from query `first` on.
+
+        Args:
+            totals: of `totals()`; scale_of: what columns from one on are multiplied by.
+        """
+        for h, query in enumerate(self._rows(first)):
+            factor = share_of(totals[h])
+            with lang.if_(query < lq):
+                row = start + query * pitch + self._column
+                columns = range(0, dim, 8)
+                pairs = (self._pair(j, h, factor, scale_of) for j in columns)
+                store_row(y, row, self._column, dim, pairs)
+
+    def stage(
+        self, tile: Any, slot: Any, dim: int, totals: list[Any], scale_of: ScaleOf | None = None
+    ) -> None:
+        """Divide and write to a stage of a tile in shared memory, sixteen columns at a time."""
+        thread = lang.local_id()
+        line = thread // 32 % 4 * 16 + thread % 16
+        first = tile.chunk(line, thread // 16 % 2, slot)
+        rounded = lang.ptx.Fragment(tile.dtype, (M, K))
+        factors = [share_of(total) for total in totals]
+        for j in range(0, self.out.shape[1], K):  # also those past the head, which are zeros
+            own = scale_of if j < dim else None
+            for n in range(4):
+                h, right = n % 2, n // 2
+                rounded[n] = tuple(self._pair(j + 8 * right, h, factors[h], own))
+            lang.ptx.stmatrix(tile, tile.right(first, j // 8), rounded)
+
+    def _pair(self, j: int, h: int, factor: Operand, scale_of: ScaleOf | None) -> list[Any]:
+        """A thread's two results of eight columns from j on."""
+        values = [self.out[j // 2 + 2 * h + e] * factor for e in range(2)]
+        return values if scale_of is None else [value * scale_of(j) for value in values]
