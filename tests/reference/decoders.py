@@ -8,6 +8,7 @@ Writes `tests/data/decoders/FAMILY/`: config.json, model.safetensors (bf16), and
     logits  f32 [2, 37, vocab] of each position
     greedy  i32 [40]           the most likely token, forty times, after ids[0]
     short   f32 [2, 24, vocab] of the first 24 tokens alone; where frequencies depend on the length
+    across  i32 [40]           as greedy, after the first 24 tokens of ids[0]; there, too
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ def make(family: str) -> None:
         short = {}
         if config.rope_parameters.get("rope_type") == "longrope":
             short["short"] = model(ids[:, :SHORT]).logits.float().numpy()
+            told = model.generate(ids[:1, :SHORT], max_new_tokens=GREEDY, do_sample=False,
+                                  eos_token_id=None)  # fmt: skip
+            short["across"] = told[0, SHORT:].int().numpy()
     np.savez_compressed(
         folder / "expected.npz", ids=ids.int().numpy(), logits=logits.float().numpy(),
         greedy=row[0, TOKENS:].int().numpy(), **short,

@@ -139,6 +139,11 @@ class LlamaConfig(ModelConfig, frozen=True):
         """What its family has."""
         return FAMILIES[self.model_type]
 
+    def reach(self, length: int) -> int:
+        """Tokens of the longest text that turns by the same frequencies as one of `length`."""
+        ends = {end for rope in self.ropes if (end := rope.reach) is not None}
+        return min((end for end in ends if end >= length), default=self.max_position_embeddings)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], origin: str = "config.json") -> Self:
         """The config that a config.json holds.

@@ -85,12 +85,15 @@ class Rope:
             self._divisors("long_factor")
         self.tables(1)  # refuses now what it lacks
 
-    def tables(self, capacity: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def tables(
+        self, capacity: int, length: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """cos and sin f32 [capacity, dim / 2], computed in float64.
 
-        `dynamic` and `longrope` depend on the length: they are those of a text of `capacity`.
+        Args:
+            length: tokens of the text, which `longrope` depends on; None: `capacity`.
         """
-        frequencies, growth = self._scaled(capacity)
+        frequencies, growth = self._scaled(capacity if length is None else length)
         angles = np.arange(capacity, dtype=np.float64)[:, None] * frequencies
         cos, sin = np.cos(angles) * growth, np.sin(angles) * growth
         return cos.astype(np.float32), sin.astype(np.float32)
@@ -107,12 +110,10 @@ class Rope:
                 f"{self.origin}: rope_type: expected {known} to embed with, got {show(self.kind)}"
             )
 
-    def regime(self, length: int) -> int:
-        """Lengths with equal numbers have equal frequencies."""
-        trained = int(self._number(_LENGTH, self.positions))
-        if self.kind == "longrope":
-            return int(length > trained)
-        return max(length, trained) if self.kind == "dynamic" else 0
+    @property
+    def reach(self) -> int | None:
+        """Tokens of the longest text with `longrope`'s short divisors; None: of another type."""
+        return int(self._number(_LENGTH, self.positions)) if self.kind == "longrope" else None
 
     def _plain(self, theta: float) -> Frequencies:
         return theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)

@@ -203,8 +203,11 @@ class Generator(Hinted):
                                     ignore_eos=ignore_eos, logprobs=logprobs,
                                     draft=self._draft(op, draft), cache=cache)  # fmt: skip
         texts = [self._text(asked) for _ in range(n * len(rows))]
-        for _ in self._written(rows, texts, asked, ending):
-            pass
+        for some in self._sessions.alike(rows, asked.stops.tokens):
+            numbers = [i * n + k for i in some for k in range(n)]
+            those = [texts[number] for number in numbers]
+            for _ in self._written([rows[i] for i in some], those, asked, ending, numbers=numbers):
+                pass
         generations = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
         return generations if several or n > 1 else generations[0]
 
@@ -328,11 +331,15 @@ class Generator(Hinted):
 
     def _written(
         self, rows: list[Ids], texts: list[Text], asked: Asked, ending: threading.Event,
-        on_token: Callable[[int], object] | None = None,
+        on_token: Callable[[int], object] | None = None, numbers: Sequence[int] = (0,),
     ) -> Pieces[str]:  # fmt: skip
-        """Write the texts, token by token, until `ending` is set; the pieces of the first one."""
+        """Write the texts, token by token, until `ending` is set; the pieces of the first one.
+
+        Args:
+            numbers: of the texts, which are added to the seed.
+        """
         n, tally = len(texts) // len(rows), texts[0].tally
-        with closing(self._steps(rows, n, asked, ending, tally)) as steps:
+        with closing(self._steps(rows, n, asked, ending, tally, numbers)) as steps:
             for step in steps:
                 tokens = tokens_of(step).tolist()
                 pieces = [
@@ -350,25 +357,34 @@ class Generator(Hinted):
             yield rest[0]
 
     def _steps(
-        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, tally: Tally
-    ) -> Pieces[Array]:
-        """What step after step sends, as long as it is asked for and there is room."""
+        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, tally: Tally,
+        numbers: Sequence[int],
+    ) -> Pieces[Array]:  # fmt: skip
+        """What step after step sends, as long as it is asked for and there is room.
+
+        Where rotary frequencies change with the length, the text so far is read again.
+        """
         longest = max(map(len, rows))
         steps = min(asked.stops.tokens, self.context - longest)
         each = [row for row in rows for _ in range(n)]
         session = self._sessions.take(each, longest + steps, asked.cache)
-        session.choose_by(asked.sampling, each, asked.logprobs)
+        session.choose_by(asked.sampling, each, asked.logprobs, numbers)
         if not session.start_several(rows, n, ending):
             steps = 0
         alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
         guesser = self._sessions.guesser(asked.draft, session) if alone else None
         try:
-            told = session.run(steps)
-            if guesser is not None:
-                told = speculation.run(session, guesser, steps, tally)
-            for step in told:
-                session.add(step)
-                yield step
+            while steps:
+                some = min(steps, session.reach + 1 - max(map(len, session.rows)))
+                told = session.run(some)
+                if guesser is not None:
+                    told = speculation.run(session, guesser, some, tally)
+                for step in told:
+                    session.add(step)
+                    yield step
+                steps -= some
+                if steps and not session.start(session.rows, ending=ending):
+                    break
         except GeneratorExit:  # the caller has what it wants
             self._sessions.keep(session)
             raise

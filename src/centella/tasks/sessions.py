@@ -48,18 +48,14 @@ class Sessions:
         Args:
             cache: storage of its keys and values; None: that of activations.
         """
-        model, regime = self._model, self._regime(tokens)
-        most = model.config.max_position_embeddings
+        model, most = self._model, self._model.config.max_position_embeddings
         capacity = min(most, -(-(tokens + LEAST) // ROOM) * ROOM)
-        while self._regime(capacity) != regime:
-            capacity -= 1
         with self._lock:
             if self._tree.changed:
                 self.idle, self._tree = [], Tree(model)
             fits = [
                 s for s in reversed(self.idle)
                 if s.batch == len(rows) and s.capacity >= capacity and s.cache is cache
-                and self._regime(s.capacity) == regime
             ]  # fmt: skip
             session = max(fits, key=lambda s: s.shared(rows), default=None)
             full = len(self.idle) >= IDLE
@@ -80,6 +76,17 @@ class Sessions:
             kept = self._drafts[session] = speculation.Draft(draft, session.capacity, vocab)
         return kept
 
-    def _regime(self, tokens: int) -> list[int]:
-        """What rotary frequencies a text of so many tokens has."""
-        return [rope.regime(tokens) for rope in self._model.config.ropes]
+    def alike(self, rows: Sequence[Ids], tokens: int) -> list[list[int]]:
+        """Numbers of the rows, by those that are continued together.
+
+        They have the same rotary frequencies, and change them at the same token.
+
+        Args:
+            tokens: most of a continuation.
+        """
+        groups: dict[tuple[int, int], list[int]] = {}
+        for number, row in enumerate(rows):
+            reach, length = self._model.config.reach(len(row)), len(row)
+            last = min(length + tokens - 1, self._model.config.max_position_embeddings - 1)
+            groups.setdefault((reach, length if last > reach else 0), []).append(number)
+        return list(groups.values())

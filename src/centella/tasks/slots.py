@@ -15,7 +15,7 @@ import numpy as np
 from centella.dtypes import DType, f32, i32
 from centella.nn.block_cache import BlockCache, BlockView
 from centella.nn.block_table import BLOCK, BlockTable
-from centella.nn.past import Past
+from centella.nn.past import Past, Tables
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
@@ -63,7 +63,9 @@ class Slots:
             config.num_key_value_heads, config.head_dim, blocks,
             num_layers=config.num_hidden_layers, dtype=cache, device=device,
         )  # fmt: skip
-        self._rotary = model.rotary(context, device)
+        self._rotary: dict[int, tuple[tuple[Tables, ...], Tables]] = {}  # by the kind of a table
+        while (length := max(self._rotary, default=0) + 1) <= context:
+            self._rotary[self.kind(length)] = model.rotary(context, device, length)
 
         def state(name: str, shape: tuple[int, ...], dtype: Any = i32) -> State:
             state = State.empty(shape, dtype, device, name=name)
@@ -83,6 +85,10 @@ class Slots:
         self._verify: Jitted[..., Tensor] = Jitted(self._verified, device, CAPTURES)
         self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
 
+    def kind(self, length: int) -> int:
+        """Of the table of a text: how many tokens the longest has that turns as it does."""
+        return self.model.config.reach(length)
+
     def forget(self) -> None:
         """Captures and contents of another model: its parameters were changed."""
         for step in (self._read, self._greedy, self._random, self._verify):
@@ -101,13 +107,13 @@ class Slots:
         part = np.zeros((1, padded), np.int32)
         part[0, : len(ids)] = ids
         width = self._width(max(len(table.blocks), -(-padded // BLOCK)))
-        self._read(part, self.cache.rows([(start, table)], 1, width))
+        self._read(part, self.cache.rows([(start, table)], 1, width), table.kind)
 
-    def _reading(self, ids: Tensor, table: Tensor) -> None:
-        self.model.states(ids, self._past(table))
+    def _reading(self, ids: Tensor, table: Tensor, kind: int) -> None:
+        self.model.states(ids, self._past(table, kind))
 
-    def _past(self, table: Tensor) -> Past[BlockView]:
-        return Past(self.cache.view(table), *self._rotary)
+    def _past(self, table: Tensor, kind: int) -> Past[BlockView]:
+        return Past(self.cache.view(table), *self._rotary[kind])
 
     def _width(self, blocks: int) -> int:
         """Columns of a table with room for so many blocks: one of a few numbers."""
@@ -146,7 +152,8 @@ class Slots:
         """Submit a step of some requests; what it sends, as `tokens_of` reads it: -1 for NaN.
 
         Args:
-            rows: of each request; the position of its last token is reserved.
+            rows: of each request, with tables of one kind; the position of its last token is
+                reserved.
             greedy: whether all take the most likely token.
             logprobs: alternatives to tell of; None: no log-probabilities.
         """
@@ -154,7 +161,7 @@ class Slots:
         step, batch = self._greedy if greedy else self._random, len(slots)
         if logprobs is not None and batch not in self._scores:
             self._scores[batch] = Scores(batch, self._counts.shape[1], self.model.device)
-        return step.fetch(table, slots, logprobs)
+        return step.fetch(table, slots, rows[0][2].kind, logprobs)
 
     def _padded(self, rows: Sequence[Row]) -> tuple[Array, Array]:
         """Table and slots of a step of 1, 2, 4, ... rows; what pads it has slots of nobody."""
@@ -179,13 +186,15 @@ class Slots:
         table, slots = self._padded(rows)
         padded = np.zeros((len(slots), guesses.shape[1]), np.int32)
         padded[: len(rows)] = guesses
-        return self._verify.fetch(table, slots, padded, greedy)
+        return self._verify.fetch(table, slots, rows[0][2].kind, padded, greedy)
 
-    def _verified(self, table: Tensor, slots: Tensor, guess: Tensor, greedy: bool) -> Tensor:
+    def _verified(
+        self, table: Tensor, slots: Tensor, kind: int, guess: Tensor, greedy: bool
+    ) -> Tensor:
         """See `verify`; the first token that differs becomes the last one of its slot."""
         batch, guesses = guess.shape
         ids = concat([gather(self._last.value, slots).reshape(-1, 1), guess], 1)
-        logits, begin = self.model(ids, self._past(table)), gather(self._drawn.value, slots)
+        logits, begin = self.model(ids, self._past(table, kind)), gather(self._drawn.value, slots)
         if greedy:
             chosen = apply("argmax", logits, marked=True)
         else:
@@ -198,12 +207,12 @@ class Slots:
         self._drawn.assign(scatter(self._drawn.value, slots, begin + right + 1))
         return chosen
 
-    def _likeliest(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
-        logits = self._logits(table, slots)
+    def _likeliest(self, table: Tensor, slots: Tensor, kind: int, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots, kind)
         return self._told(slots, logits, apply("argmax", logits, marked=True), logprobs)
 
-    def _sampled(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
-        logits = self._logits(table, slots)
+    def _sampled(self, table: Tensor, slots: Tensor, kind: int, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots, kind)
         return self._told(slots, logits, self._chosen(logits, slots), logprobs)
 
     def _chosen(self, logits: Tensor, slots: Tensor) -> Tensor:
@@ -212,9 +221,9 @@ class Slots:
                     self._seeds.value, slots)  # fmt: skip
         return apply_all(get("sample"), operands, {})[2]
 
-    def _logits(self, table: Tensor, slots: Tensor) -> Tensor:
+    def _logits(self, table: Tensor, slots: Tensor, kind: int) -> Tensor:
         ids = gather(self._last.value, slots).reshape(-1, 1)
-        return self.model(ids, self._past(table))[:, 0]
+        return self.model(ids, self._past(table, kind))[:, 0]
 
     def _told(self, slots: Tensor, logits: Tensor, chosen: Tensor, k: int | None) -> Tensor:
         """What a step sends; each token becomes the last one of its slot."""
