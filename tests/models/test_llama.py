@@ -115,7 +115,8 @@ def test_keys_and_values_in_i8(device: ct.Device, name: str) -> None:
 # this spread amplify roundings; bf16 is 8 times coarser.
 NARROW = {
     "gemma2": (0.0036, 0.032), "gemma3": (0.0016, 0.012), "granite": (0.0014, 0.0134),
-    "llama": (0.0041, 0.0343), "llama-bias": (0.0027, 0.0234), "mistral": (0.0036, 0.030),
+    "llama": (0.0041, 0.0343), "llama-bias": (0.0027, 0.0234), "llama-dynamic": (0.0023, 0.0216),
+    "mistral": (0.0036, 0.030),
     "olmo2": (0.0013, 0.0101), "phi3": (0.0030, 0.0221), "phi4-mini": (0.0033, 0.0241),
     "qwen2": (0.0034, 0.0272), "qwen3": (0.0018, 0.0144), "qwen3-moe": (0.0012, 0.0092),
     "smollm3": (0.0029, 0.0274),
@@ -222,7 +223,7 @@ DIVISORS = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0, "dim": 2}, "rotary columns: expected 4 or more"),
+        ({"rope_type": "dynamic"}, "factor: expected a positive number for rope_type dynamic"),
         ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, "rope_theta: expected a number ov"),
         ({"rope_type": "yarn"}, "factor: expected a positive number for rope_type yarn, got None"),
         ({"rope_type": "yarn", "factor": 2.0, "truncate": "no"}, "truncate: expected true or fals"),
@@ -313,6 +314,10 @@ def test_bad_calls(tmp_path: Path) -> None:
         model(ct.asarray(np.zeros(3, np.int32), device="cpu"))
     with pytest.raises(ShapeError, match="capacity of up to 128 tokens"):
         model.past(1, 129)
+    dynamic = model_of("llama-dynamic", ct.device("cpu"))
+    text = r"capacity of up to 128 tokens .*, got 129; beyond it rope_type dynamic has other freq"
+    with pytest.raises(ShapeError, match=text):
+        dynamic(ct.asarray(np.zeros((1, 129), np.int32), device="cpu"))
     past = model.past(1, 8)
     with pytest.raises(ct.KVCacheFullError, match="no room for 9 more"):
         model(ct.asarray(np.zeros((1, 9), np.int32), device="cpu"), past)

@@ -45,6 +45,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                    "attention_bias": True, "mlp_bias": True,
                    "rope_parameters": {"rope_type": "linear", "factor": 2.0,
                                        "rope_theta": 10000.0}}),
+    "llama-dynamic": ("LlamaConfig", {"num_attention_heads": 4, "num_hidden_layers": 2,
+                      "vocab_size": 160,
+                      "rope_parameters": {"rope_type": "dynamic", "factor": 2.0,
+                                          "rope_theta": 10000.0,
+                                          "original_max_position_embeddings": 16}}),
     "mistral": ("MistralConfig", {"head_dim": 16, "sliding_window": 12}),
     "qwen2": ("Qwen2Config", {"num_attention_heads": 4, "use_sliding_window": True,
               "sliding_window": 9, "max_window_layers": 1, "tie_word_embeddings": True}),
@@ -98,7 +103,7 @@ def make(family: str) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
-    ids = torch.randint(3, SIZES["vocab_size"], (2, TOKENS))
+    ids = torch.randint(3, config.vocab_size, (2, TOKENS))
     with torch.no_grad():
         logits = model(ids).logits
         row = ids[:1]

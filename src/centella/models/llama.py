@@ -186,7 +186,7 @@ class LlamaModel(Module):
         if capacity > most:
             raise ShapeError(
                 f"{type(self).__name__}: expected a capacity of up to {most:,} tokens "
-                f"(max_position_embeddings), got {capacity:,}"
+                f"(max_position_embeddings), got {capacity:,}{c.limit}"
             )
         cache = KVCache(
             batch, c.num_key_value_heads, c.head_dim, capacity, num_layers=c.num_hidden_layers,

@@ -139,6 +139,16 @@ class LlamaConfig(ModelConfig, frozen=True):
         """What its family has."""
         return FAMILIES[self.model_type]
 
+    @property
+    def limit(self) -> str:
+        """Why no text is longer, where transformers takes longer ones: the end of a message."""
+        if all(rope.kind != "dynamic" for rope in self.ropes):
+            return ""
+        return (
+            "; beyond it rope_type dynamic has other frequencies at each length, and those of the "
+            "keys that are kept would depend on how the text came"
+        )
+
     def reach(self, length: int) -> int:
         """Tokens of the longest text that turns by the same frequencies as one of `length`."""
         ends = {end for rope in self.ropes if (end := rope.reach) is not None}

@@ -65,8 +65,8 @@ class Generator(Hinted):
         self.model = model
         self.config = config
         self.template = template
-        vocab, context = model.config.vocab_size, model.config.max_position_embeddings
-        self._prompts = Prompts(tokenizer, vocab, context)
+        c = model.config
+        self._prompts = Prompts(tokenizer, c.vocab_size, c.max_position_embeddings, c.limit)
         self._sessions = Sessions(model)
 
     def __repr__(self) -> str:
