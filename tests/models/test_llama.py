@@ -146,6 +146,12 @@ def test_narrow_dtypes(device: ct.Device, name: str, dtype: str) -> None:
         ("llama", {"rope_parameters": {"rope_type": "su"}}, "rope_type: expected default"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor: expected a positive"),
         ("phi3", {"partial_rotary_factor": 0.1, "rope_parameters": None}, "rotary columns"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, since heads"),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor: expected 1, since heads of this family turn as a whole, got 0.5",
+        ),
         ("qwen3-moe", {"num_local_experts": None}, "num_local_experts: expected a whole number"),
         ("qwen3-moe", {"num_experts": 0}, "num_experts: expected a whole number over 0"),
         ("qwen3-moe", {"num_experts_per_tok": 8}, "num_experts_per_tok: expected at most 7, got 8"),
