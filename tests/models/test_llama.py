@@ -12,10 +12,11 @@ import pytest
 
 import centella as ct
 from centella.errors import ShapeError, WeightsError
-from centella.models.llama import LlamaModel
+from centella.models.llama import MLP, LlamaModel
 from centella.models.llama_config import FAMILIES, LlamaConfig
 from centella.models.rope import Rope
 from centella.tasks.load import load
+from tests.models.test_bert import ACTIVATIONS
 from tests.support.model_common import DATA
 
 FOLDER = DATA / "decoders"
@@ -297,6 +298,24 @@ def test_older_fields_say_the_same() -> None:
     qwen = config_of("qwen2", layer_types=None)
     assert LlamaConfig.from_dict(qwen).windows == (0, 9, 9)
     assert LlamaConfig.from_dict({**qwen, "use_sliding_window": False}).windows == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["swish", "quick_gelu", "gelu_fast", "tanh"])
+def test_gates_have_a_name(name: str) -> None:
+    config = LlamaConfig.from_dict({**config_of("llama"), "hidden_act": name})
+    rng, inner = np.random.default_rng(1), config.intermediate_size
+    both, down, x = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((2 * inner, config.hidden_size), (config.hidden_size, inner), (1, 3, 48))
+    )
+    mlp = MLP(config)
+    named = {"gate_proj.weight": both[:inner], "up_proj.weight": both[inner:],
+             "down_proj.weight": down}  # fmt: skip
+    mlp.load_parameters(named, device="cpu")
+    y = x.astype(np.float64) @ both.T
+    wanted = (ACTIVATIONS[name](y[..., :inner]) * y[..., inner:]) @ down.T
+    got = mlp(ct.asarray(x, device="cpu"), None).numpy()
+    np.testing.assert_allclose(got, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_longrope_by_length() -> None:
