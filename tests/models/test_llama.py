@@ -151,7 +151,7 @@ def test_narrow_dtypes(device: ct.Device, name: str, dtype: str) -> None:
         (
             "qwen3",
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-            "partial_rotary_factor: expected 1, since heads of this family turn as a whole, got 0.5",
+            "partial_rotary_factor: expected 1, since heads of this family turn as a whole",
         ),
         ("qwen3-moe", {"num_local_experts": None}, "num_local_experts: expected a whole number"),
         ("qwen3-moe", {"num_experts": 0}, "num_experts: expected a whole number over 0"),
