@@ -153,6 +153,15 @@ FITS = (
         4.25,
         7,
     ),
+    # Phi(-a) = 2^(a p(a) - 1) of kernels' operands, for x Phi(x): its absolute error counts
+    Fit(
+        "Phi, by a power of two",
+        lambda a: np.log2(erfc(a / math.sqrt(2.0))) / a,
+        lambda a: a * erfc(a / math.sqrt(2.0)) * LN2 / 2.0,
+        1e-4,
+        5.5,
+        4,
+    ),
     # sin(r) = r (1 + r^2 p(r^2)); the interval is a little longer than pi / 4, as for exp
     Fit(
         "sin",

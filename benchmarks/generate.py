@@ -6,6 +6,7 @@ that reads and writes the last token on the device. The limit is the bytes of th
 the keys and values so far, at the rate at which this card reads. `--prompt 512,8192,32768` are
 lengths of the past, `--cache f,i8` what it is stored in: as activations, or in 8 bits. Of a mixture
 of experts a token reads the chosen ones, several tokens those that random choices would name.
+`--beam 4` has beam searches too, beside as many sampled rows, and the same of transformers.
 Peers: transformers where torch has a GPU; llama.cpp by `run.py llama` (`peer_llama.py`).
 """
 
@@ -104,14 +105,17 @@ def generate(args: argparse.Namespace) -> Iterator[Row]:
                 if not args.prompt:
                     row = served(model, batch, args.small, stored)
                     yield {"who": who, **row, "shape": (size, batch)}
+                if args.beam > 1:
+                    for row in searched(model, batch, args.small, args.beam, stored):
+                        yield {"who": who, **row, "shape": (size, batch)}
             del model
         if (torch := torch_or_none()) is not None and size not in EXPERTS:
             with torch.inference_mode():
-                yield from peer(torch, size, batches, prompts_of(args), args.compile)
+                yield from peer(torch, size, batches, prompts_of(args), args.compile, args.beam)
 
 
 def peer(
-    torch: Any, size: str, batches: list[int], prompts: list[int], compiled: bool
+    torch: Any, size: str, batches: list[int], prompts: list[int], compiled: bool, beam: int
 ) -> Iterator[Row]:  # fmt: skip
     """transformers' own `generate` in bf16, random weights; with a compiled step if asked for."""
     import transformers
@@ -121,9 +125,12 @@ def peer(
     with torch.device("cuda"):
         model = transformers.Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
     model.generation_config.eos_token_id = None
-    kinds = {"transformers bf16": {}, "transformers bf16, compiled": {
+    kinds: dict[str, dict[str, Any]] = {"transformers bf16": {}, "transformers bf16, compiled": {
         "cache_implementation": "static"}}  # fmt: skip
-    for batch, prompt, who in product(batches, prompts, list(kinds)[: 1 + compiled]):
+    kinds = dict(list(kinds.items())[: 1 + compiled])
+    if beam > 1:
+        kinds[f"transformers bf16, {beam} beams"] = {"num_beams": beam}
+    for batch, prompt, who in product(batches, prompts, kinds):
         ids = torch.randint(0, config.vocab_size, (batch, prompt), device="cuda")
         run = partial(
             model.generate, ids, attention_mask=torch.ones_like(ids), do_sample=False,
@@ -171,6 +178,26 @@ def served(model: LlamaModel, batch: int, small: bool, stored: DType | None) -> 
         row = {"steps": scheduler.steps, "preemptions": scheduler.preemptions}
     written = summary(seconds[1:], int(sizes[:, 1].sum()))
     return {"bench": "served, prefill included", "unit": "tokens/s", **written, **row}
+
+
+def searched(
+    model: LlamaModel, batch: int, small: bool, beam: int, stored: DType | None
+) -> Iterator[Row]:
+    """Tokens a second of the texts that beam searches return; of as many rows that are drawn."""
+    prompt, tokens = (16, 8) if small else (PROMPT, TOKENS)
+    random, wait = np.random.default_rng(3), model.device.synchronize
+    ids = random.integers(0, model.config.vocab_size, (batch, prompt)).tolist()
+    generator = Generator(model, Path("tokenizer.json"), GeneratorConfig())
+    kinds: dict[str, dict[str, Any]] = {
+        f"decode, {beam} beams": {"beam": beam},
+        f"decode, {beam} rows drawn": {"n": beam, "temperature": 0.8, "seed": 1},
+    }
+    for bench, how in kinds.items():
+        run = partial(generator.generate, ids, cache="i8" if stored else None, **how)
+        first = sorted(timed(partial(run, max_new_tokens=1), ROUNDS, wait))[ROUNDS // 2]
+        more = timed(partial(run, max_new_tokens=1 + tokens), ROUNDS, wait)
+        yield {"bench": bench, "unit": "tokens/s",
+               **summary([s - first for s in more], batch * tokens)}  # fmt: skip
 
 
 def measured(

@@ -18,9 +18,12 @@
     python benchmarks/run.py speech --devices cuda,webgpu --rows 1,8 --json results/speech.json
     python benchmarks/run.py transcribe --devices cuda --json results/transcribe.json
     python benchmarks/run.py rows --devices cuda,webgpu --json results/rows.json
+    python benchmarks/run.py whole-rows --devices cuda --json results/whole-rows.json
+    python benchmarks/run.py epilogues --devices cuda --json results/epilogues.json
     python benchmarks/run.py tiles --devices cuda,webgpu --json results/tiles.json
     python benchmarks/run.py table --devices cuda,webgpu --json results/table.json
     python benchmarks/run.py minilm --model DIR --devices cuda,webgpu,cpu
+    python benchmarks/run.py gates --devices cuda --json results/gates.json
     python benchmarks/run.py encoder --devices cuda,webgpu --json results/encoder.json
     python benchmarks/run.py passages --model DIR --devices cuda,webgpu --json results/passages.json
     python benchmarks/run.py sentence --model DIR --devices cuda --json results/sentence.json
@@ -64,8 +67,10 @@ from checkpoints import embedder
 from cpu import cpu
 from decode import decode, decode_sweep
 from encoder import encoder
+from epilogues import epilogues
 from every import CASES, every
 from fresh import first, start
+from gates import gates
 from gemv import gemv, thin_sweep
 from generate import generate
 from imported import imported
@@ -80,11 +85,13 @@ from several import several
 from shapes import sentence, shapes
 from speculation import speculation
 from speech import speech
+from streams import streams
 from table import table
 from tensor_cores import mma
 from texts import texts
 from timeline import timeline
 from transcribe import transcribe
+from whole_rows import whole_rows
 
 import centella as ct
 from centella.check.bench import floor as measure_floor
@@ -241,9 +248,10 @@ BENCHES = {
     "texts": texts, "passages": passages,
     "attention-cores": attention_cores, "encoder": encoder, "decode": decode,
     "decode-sweep": decode_sweep, "rows": rows, "generate": generate,
-    "search": search, "several": several, "speech": speech, "timeline": timeline,
-    "transcribe": transcribe, "shapes": shapes, "sentence": sentence, "million": million,
-    "speculation": speculation, "llama": llama,
+    "search": search, "several": several, "speech": speech, "streams": streams,
+    "timeline": timeline, "transcribe": transcribe, "shapes": shapes, "sentence": sentence,
+    "million": million, "speculation": speculation, "llama": llama, "gates": gates,
+    "whole-rows": whole_rows, "epilogues": epilogues,
 }  # fmt: skip
 
 
@@ -297,6 +305,7 @@ def main() -> None:
     parser.add_argument("--dtypes", help="of parameters: f32,f16; gemv: weights, or weights/x")
     parser.add_argument("--rows", default="1,2,4,8,16", help="of x, for gemv and thin")
     parser.add_argument("--prompt", default="", help="generate: tokens of the past, 512,8192")
+    parser.add_argument("--beam", type=int, default=1, help="generate: beam searches, too")
     parser.add_argument("--cache", default="f", help="generate, decode: keys and values: f,i8")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--llama", default="", metavar="PATH",
@@ -304,7 +313,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
         "--tiles", nargs="?", const="", metavar="WORDS",
-        help="mma, attention-cores: other tiles too: all, or those named with one of these (a,b)",
+        help="mma, attention-cores, whole-rows: other tiles too: all, or those named with (a,b)",
     )  # fmt: skip
     parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
     parser.add_argument(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from centella.tensors.hints import module_missing
+
+# The files of classes that few programs need: these load the operations of sound.
+LATER: dict[str, str] = {"Transcriber": "centella.tasks.transcribe"}
 
 
 def module_getattr(name: str) -> object:
@@ -13,10 +17,8 @@ def module_getattr(name: str) -> object:
     Raises:
         AttributeError: for any other name; with what to write, where that is known.
     """
-    if name == "Transcriber":
-        from centella.tasks.transcribe import Transcriber
-
-        return Transcriber
+    if name in LATER:
+        return getattr(import_module(LATER[name]), name)
     if name != "serving":
         raise module_missing(name)
     import centella.serving as serving  # `from centella` would ask here again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -134,10 +135,17 @@ def view_spec(shape: Shape, dtype: DType, strides: Shape, whole: bool) -> Spec:
 
 def strided(data: Array, spec: Spec, start: int = 0) -> Array:
     """The array that a Spec describes in flat bytes on the host, from byte `start` on."""
-    if spec.size == 0:
-        return np.empty(spec.shape, spec.dtype.numpy)
-    strides = [s * spec.dtype.itemsize for s in spec.strides]
-    return np.ndarray(spec.shape, spec.dtype.numpy, data.data, start, strides)
+    shape, dtype, strides = _in_bytes(spec)
+    if strides is None:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, data, start, strides)
+
+
+@lru_cache(maxsize=8192)
+def _in_bytes(spec: Spec) -> tuple[Shape, np.dtype[Any], Shape | None]:
+    """Shape, dtype and strides as NumPy takes them; no strides where there are no elements."""
+    strides = tuple([s * spec.dtype.itemsize for s in spec.strides])
+    return spec.shape, spec.dtype.numpy, strides if spec.size else None
 
 
 def rows_aligned(shape: Shape, strides: Shape, itemsize: int, offset: int = 0) -> bool:

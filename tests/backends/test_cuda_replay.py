@@ -7,13 +7,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import centella as ct
+from centella.backends.cuda.backend import ordered
+from centella.dtypes import u32
+from centella.lang import In, Out, ptx
 from tests.support.fake_cuda import FakeCuda, installed
+from tests.support.lang_common import empty, record
 
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 2
 
@@ -130,6 +135,27 @@ def test_launches_of_a_graph_overlap_where_a_driver_keeps_it(fake: Graphs) -> No
         assert len(seen) == overlapped
         device.close()
     assert set(seen) == {("CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", 1)}
+
+
+def test_what_is_read_early_is_written_by_no_launch_that_runs() -> None:
+    """A launch that does is ordered; then those behind it may read early what came before."""
+
+    def early(table: In[u32], y: Out[u32]) -> None:
+        word = table[0]
+        ptx.await_launches()
+        y[0] = word
+
+    def late(table: In[u32], y: Out[u32]) -> None:
+        y[0] = table[0]
+
+    def launch(kernel: Any, *slots: int) -> Any:
+        ir = record(kernel, {"table": empty((1,), u32), "y": empty((1,), u32)})
+        return SimpleNamespace(program=SimpleNamespace(ir=ir), slots=slots)
+
+    launches = [launch(late, 0, 1), launch(early, 0, 2), launch(early, 1, 3), launch(early, 1, 4),
+                launch(early, 3, 5), launch(late, 5, 0), launch(early, 0, 6)]  # fmt: skip
+    slots = [SimpleNamespace(native=256 * n) for n in range(7)]
+    assert ordered(SimpleNamespace(launches=launches, slots=slots)) == {2, 4, 6}  # type: ignore[arg-type]
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(

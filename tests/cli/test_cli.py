@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -76,6 +77,11 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
     assert all(len(line) <= 80 for line in result.output.splitlines())
 
 
+@pytest.mark.parametrize("command", ["embed", "rank", "transcribe", "search"])
+def test_help_shows_arguments_that_may_be_several(command: str) -> None:
+    assert "..." in call(command, "--help").output.partition("\n")[0]
+
+
 def test_version() -> None:
     assert call("--version").output == f"centella {__version__}\n"
 
@@ -139,7 +145,7 @@ def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "missing": {"cuda": text},
         "default": {"name": "cpu", "why": f"cuda: {text}; no hardware WebGPU adapter"},
     }
-    monkeypatch.setattr(info, "gather", lambda: found)
+    monkeypatch.setattr(info, "gather", lambda _: found)
     output = call("info").output
     assert output.count(text) == 1
     assert "default   cpu: no cuda; no hardware WebGPU adapter" in output
@@ -152,6 +158,46 @@ def test_info_says_what_the_environment_chose(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CENTELLA_DEVICE", "gpu")
     why = info.gather()["default"]["why"]
     assert why.startswith("CENTELLA_DEVICE=gpu: unknown device 'gpu'")
+
+
+def test_info_of_a_device_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CENTELLA_DEVICE", "gpu")
+    assert (
+        "\nchosen    simulator: --device simulator\n"
+        in call("info", "--device", "simulator").output
+    )
+    chosen = json.loads(call("info", "--device", "cpu", "--json").stdout)["default"]
+    assert (chosen["name"], chosen["why"]) == ("cpu", "--device cpu")
+
+
+ON_A_DEVICE: list[tuple[object, ...]] = [
+    ("info",), ("embed", "a", "--model", TINY), ("demo", "a", "--model", TINY),
+    ("rank", "--model", ROOT / "tests/data/rerankers/qwen3", "a", "b"),
+    ("generate", "--model", ROOT / "tests/data/decoders/qwen3", "a"),
+    ("transcribe", "--model", ROOT / "tests/data/whisper/tiny", "a.wav"),
+    ("check",), ("bench", "floor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ON_A_DEVICE, ids=lambda command: str(command[0]))
+def test_an_unknown_device_is_told_alike(command: tuple[object, ...]) -> None:
+    result = call(*command, "--device", "nope")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "centella: unknown device 'nope'; expected cpu, webgpu, webgpu:<index or word>, cuda, "
+        "cuda:<index> or simulator; centella info lists the devices of this machine\n"
+    )
+
+
+def test_options_that_say_a_device_otherwise() -> None:
+    for command, option, hint in (
+        ("embed", "--gpu", "write --device cuda or --device webgpu"),
+        ("transcribe", "--cpu", "write --device cpu"),
+        ("generate", "--devices", "one device runs it: write --device"),
+        ("kernels", "--device", "write --target wgsl, ptx or ir"),
+    ):
+        result = call(command, option)
+        assert result.exit_code == 2 and result.stderr.endswith(f"{hint})\n")
 
 
 def test_info_knows_the_extras_of_the_package() -> None:
@@ -555,7 +601,7 @@ def test_the_demo_says_what_helps_on_busy_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text("a cat")
-    arguments = ("demo", "a cat", "--over", tmp_path, *ON_CPU)
+    arguments = ("demo", "a cat", "--over", tmp_path, "--no-cache", *ON_CPU)
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for load, told in ((3.9, False), (9.2, True)):
@@ -573,6 +619,45 @@ def test_demo_as_json(tmp_path: Path) -> None:
     assert (found["question"], found["device"], found["passages"]) == ("a cat", "cpu", 2)
     assert {(p["file"], p["line"]) for p in found["nearest"]} == {("pets.md", 1), ("pets.md", 5)}
     assert found["nearest"][0]["score"] >= found["nearest"][1]["score"]
+
+
+def test_the_demo_embeds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "texts").mkdir()
+    pets = tmp_path / "texts" / "pets.md"
+    pets.write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+
+    def demo(*more: str) -> dict[str, Any]:
+        options = ("--over", tmp_path / "texts", "--model", model, "--device", "cpu", *more)
+        answer: dict[str, Any] = json.loads(call("demo", "a cat", *options, "--json").stdout)
+        return answer
+
+    def files() -> list[Path]:
+        return list((tmp_path / "cache").rglob("*.vectors"))
+
+    assert not demo("--no-cache")["from_cache"] and not files()
+    first, again = demo(), demo()
+    assert not first["from_cache"] and first["ledger"]["uploads"] == 1
+    assert again["from_cache"] and again["passages_a_second"] is None
+    assert again["ledger"]["uploads"] == 0
+    assert again["nearest"] == first["nearest"]
+    told = call("demo", "a cat", "--over", tmp_path / "texts", "--model", model, "--device", "cpu")
+    assert "2 of" in told.stdout and "vectors from the cache (--no-cache embeds" in told.stdout
+    assert "ledger" not in told.stdout
+    (kept,) = files()
+    good = kept.read_bytes()
+    flipped = good[:40] + bytes([good[40] ^ 1]) + good[41:]
+    for broken in (b"", good[:-4], flipped, good + bytes(4)):
+        kept.write_bytes(broken)
+        assert not demo()["from_cache"] and kept.read_bytes() == good
+    pets.write_text("# Pets\n\nA dog sleeps.\n\n# Taxes\n\nThey are due.\n")
+    assert not demo()["from_cache"] and demo()["from_cache"]
+    config = model / "config.json"
+    config.write_text(config.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert not demo()["from_cache"] and demo()["from_cache"]
+    assert len(files()) == 1
 
 
 def test_demo_finds_by_meaning(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from centella.cli import chat
 from centella.cli.limit import step_bytes, token_bytes
 from centella.cli.output import piece
 from centella.errors import DeviceLostError
@@ -128,6 +128,16 @@ def test_several_answers() -> None:
     assert [one["ids"] for one in found["answers"]] == [one.ids for one in wanted]
     first, second = (one.text for one in wanted)
     assert call(*ON, *given).stdout == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
+
+
+def test_beams() -> None:
+    given = ["Hello", "--beam", 3, "--max-tokens", 5]
+    wanted = model().generate("Hello", beam=3, n=2, max_new_tokens=5)
+    found = json.loads(call(*ON, *given, "--n", 2, "--json").stdout)
+    assert [(one["ids"], one["score"]) for one in found["answers"]] == [
+        (one.ids, one.score) for one in wanted
+    ]
+    assert call(*ON, *given).stdout == f"{wanted[0].text}\n"
 
 
 def test_a_rate_takes_three_tokens() -> None:
@@ -328,13 +338,13 @@ def test_interrupts_at_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
         KeyboardInterrupt, "hi", KeyboardInterrupt, KeyboardInterrupt, "not read",
     ]  # fmt: skip
 
-    def type_one(_: str) -> str:
+    def type_one() -> str:
         given = typed.pop(0)
         if isinstance(given, str):
             return given
         raise given
 
-    monkeypatch.setattr(builtins, "input", type_one)
+    monkeypatch.setattr(chat, "_line", type_one)
     result = call(*ON, "--chat", "--max-tokens", 4)
     assert result.exit_code == 0
     assert typed == ["not read"]
@@ -367,6 +377,11 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
         ([*ON, "x", "--stop", ""], "--stop: expected a text that is not empty"),
         ([*ON, "x", "--system", "Be brief."], "--system: expected --chat"),
         ([*ON, "--chat", "--n", "2"], "--n: expected 1 in a chat"),
+        ([*ON, "--chat", "--beam", "2"], "--beam: expected 1 in a chat"),
+        ([*ON, "x", "--beam", "2", "--stream", "--json"], "--beam: expected 1 with --stream, got"),
+        ([*ON, "x", "--beam", "2", "--top-k", "9"], "generate: --top-k: expected 0 with beams"),
+        ([*ON, "x", "--beam", "2", "--n", "3"], "generate: --n: expected up to 2 texts"),
+        ([*ON, "x", "--beam", "17"], "generate: --beam: expected 1 to 16, got 17"),
         ([*ON, "x", "--logprobs", "2"], "--logprobs: expected --json with it"),
         (
             [*ON, "x", "--json", "--logprobs", "21"],

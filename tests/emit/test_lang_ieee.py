@@ -12,6 +12,7 @@ import centella as ct
 from centella import In, Out, f32, lang
 from centella.backends.webgpu import arithmetic
 from centella.emit.wgsl import emit_wgsl
+from centella.emit.wgsl.expressions import REWRITTEN
 from centella.op.op import get
 from centella.specs import Caps, Spec, make_spec
 from centella.tensors import functional as f
@@ -163,7 +164,7 @@ def test_a_probe_sees_each_formula_rewritten() -> None:
 
 def test_a_driver_that_keeps_to_it_has_the_plain_text() -> None:
     ir = record(each_formula.__wrapped__, {"x": tensor(EDGES), "y": empty((300,), f32)}, 64)
-    plain, settled = emit_wgsl(ir), emit_wgsl(ir, settle_floats=True)
+    plain, settled = emit_wgsl(ir), emit_wgsl(ir, settled=REWRITTEN)
     assert "wid.z" not in plain and "settled" not in plain and "apart" not in plain
     assert settled.count("settled(") > 15
 
@@ -178,8 +179,11 @@ def test_a_probe_that_fails_keeps_the_plain_text(
     assert not arithmetic.rewrites(native)
 
 
-def test_kernels_without_formulas_of_users_have_the_plain_text() -> None:
-    """Softmax, products and attention are exact enough as a driver rewrites them, and faster."""
+def test_kernels_without_formulas_of_users_keep_their_sums_alone() -> None:
+    """Softmax, products and attention are exact enough as a driver rewrites the rest, and faster.
+
+    Attention's error was 2.5 times as large where a driver had added in another order.
+    """
     caps = Caps(target="wgsl")
     guarded = replace(caps, rewrites_arithmetic=True)
 
@@ -196,5 +200,8 @@ def test_kernels_without_formulas_of_users_have_the_plain_text() -> None:
         ).source
 
     x = make_spec((8, 64), f32, 16)
-    assert text("softmax", (x,), caps) == text("softmax", (x,), guarded)
+    plain, settled = (text("softmax", (x,), each).splitlines() for each in (caps, guarded))
+    changed = [line for line in settled if "settled(" in line and "fn " not in line]
+    assert changed and all(" + " in line for line in changed)
+    assert len(settled) - len(plain) < 10  # the functions of the guard
     assert text("mul", (x, x), caps) != text("mul", (x, x), guarded)

@@ -484,13 +484,124 @@ def test_sums_are_stored_in_a_role() -> None:
         on_simulator(record(rounded, tensors, 2 * WG, fault="race"), tensors, 1)
 
 
+# -- words that are sent ---------------------------------------------------------------------------
+
+
+def posted(x: In[u32], y: Out[u32], *, size: int, fault: str = "") -> None:
+    """Each group sends every other one a word and four; each adds up what has come."""
+    ptx.cluster(size)
+    ptx.await_launches()
+    one, four = lang.shared(u32, size), lang.shared(u32, 32 * 4 * size)
+    there, t, rank = ptx.Barriers(1), lang.local_id(), ptx.cluster_rank()
+    with lang.if_(t == 0):
+        there.init(0, 1)
+        ptx.init_fence()
+        there.expect(0, size * 4 * (1 + 32 * 4) - (4 if fault == "few" else 0))
+    if fault != "unready":
+        ptx.cluster_arrive()
+        ptx.cluster_wait()
+    words = [x[(lang.group_id() * 32 + t) * 4 + n] for n in range(4)]
+    for other in range(size):
+        with lang.if_(t == other):
+            there.send(0, one, rank, [words[0]], other)
+        there.send(0, four, (rank * 32 + t) * 4 + (2 if fault == "off" else 0), words, other)
+    if fault != "early":
+        there.wait(0, 0)
+    total = lang.var(lang.const(0, u32))
+    for other in range(size):
+        total += one[other]
+        for word in four.load((other * 32 + t) * 4):
+            total += word
+    y[lang.group_id() * 32 + t] = total
+
+
+def sent(size: int, groups: int, fault: str = "") -> tuple[KernelIR, dict[str, Tensor]]:
+    x = np.random.default_rng(size).integers(0, 1 << 20, groups * 128).astype(np.uint32)
+    tensors = {"x": tensor(x, u32), "y": empty((groups * 32,), u32)}
+    return record(posted, tensors, 32, size=size, fault=fault), tensors
+
+
+@pytest.mark.parametrize(("size", "groups"), [(2, 6), (3, 3), (8, 8)])
+def test_words_are_sent_and_waited_for(size: int, groups: int) -> None:
+    ir, tensors = sent(size, groups)
+    each = tensors["x"].bits().reshape(-1, size, 32, 4)
+    wanted = np.repeat(each.sum((1, 3), dtype=np.uint32)[:, None], size, 1)
+    for rank in range(size):  # the word that goes to a rank is of the thread of its number
+        wanted[:, rank] += each[:, :, rank, 0].sum(1, dtype=np.uint32)[:, None]
+    for order in ORDERS:
+        on_simulator(ir, tensors, groups, order=order)
+        np.testing.assert_array_equal(tensors["y"].bits(), wanted.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("early", "read, but nobody wrote it|read before a thread has waited for its box"),
+        ("unready", "a box for a barrier that was not initialised"),
+        ("off", "4 words off their boundary"),
+        ("few", "deadlock|on its way"),
+    ],
+)
+def test_words_that_are_not_waited_for(fault: str, text: str) -> None:
+    ir, tensors = sent(2, 2, fault)
+    with pytest.raises(SimulationError, match=text):
+        on_simulator(ir, tensors, 2)
+
+
+def test_what_cannot_be_sent() -> None:
+    def three(y: Out[u32]) -> None:
+        ptx.cluster(2)
+        ptx.Barriers(1).send(0, lang.shared(u32, 4), 0, [lang.const(0, u32)] * 3, 0)
+
+    def alone(y: Out[u32]) -> None:
+        ptx.Barriers(1).send(0, lang.shared(u32, 4), 0, [lang.const(0, u32)], 0)
+
+    for kernel, text in ((three, "1 or 4 words, got 3"), (alone, "without clusters")):
+        with pytest.raises(TraceError, match=text):
+            record(kernel, {"y": empty((64,), u32)}, 32)
+
+
+# -- what is read early ----------------------------------------------------------------------------
+
+
+def early(x: In[u32], table: In[u32], y: Out[u32], *, fault: str = "") -> None:
+    """The table is read before the launches before are over, x behind."""
+    t = lang.local_id()
+    word = table[t]
+    if fault == "stored":
+        y[t] = word
+    ptx.await_launches()
+    y[t] = word + x[t]
+
+
+def test_what_is_read_early_is_known() -> None:
+    """Only that passes by the read-only cache: of the rest a line may be from before."""
+    tensors = {n: tensor(np.arange(32, dtype=np.uint32), u32) for n in ("x", "table")}
+    tensors["y"] = empty((32,), u32)
+    ir = record(early, tensors, 32)
+    assert [ir.args[i].name for i in ir.early] == ["table"] and record(
+        meetings, {"x": tensors["x"], "y": tensors["y"]}, 64, size=2
+    ).early == ()
+    on_simulator(ir, tensors, 1)
+    np.testing.assert_array_equal(tensors["y"].bits(), 2 * np.arange(32))
+    before, _, behind = emit_ptx(ir, "sm_90").partition("griddepcontrol.wait;")
+    assert "ld.global.nc" in before and "ld.global.b32" in behind
+    assert "griddepcontrol" not in behind and "ld.global.nc" not in behind
+    with pytest.raises(TraceError, match="await_launches comes before what a kernel writes"):
+        record(early, tensors, 32, fault="stored")
+
+
 # -- texts -----------------------------------------------------------------------------------------
 
 
 def texts() -> dict[str, KernelIR]:
     """A kernel for each operation."""
     made = {f"stored {n} {trans}": stored_case(bf16, n, trans)[0] for n, trans in CASES}
-    return made | {"met": met(2, 2)[0], "resident": record(resident, {"y": empty((64,), u32)}, 32)}
+    return made | {
+        "met": met(2, 2)[0],
+        "sent": sent(2, 2)[0],
+        "resident": record(resident, {"y": empty((64,), u32)}, 32),
+    }
 
 
 def test_the_cases_cover_every_operation() -> None:

@@ -224,6 +224,29 @@ def test_a_fork_writes_a_copy(device: ct.Device, dtype: str) -> None:
         np.testing.assert_allclose(kept, qkv[0, 4, at : at + 8], rtol=off, atol=off)
 
 
+@pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8"])
+def test_blocks_are_copied_together_and_as_they_are(device: ct.Device, dtype: str) -> None:
+    cache = BlockCache(2, 10, 7, device=device, dtype=dtype)
+    table, rng = cache.sequence(), np.random.default_rng(1)
+    table.reserve(0, 3 * 64)
+    qkv = rng.standard_normal((1, 192, 60)).astype(np.float32)
+    still = np.ones((192, 5), np.float32), np.zeros((192, 5), np.float32)
+    appended(device, cache, cache.rows([(0, table)], 1, 3), qkv, still, None, 0)
+    others = [b for b in range(1, 8) if b not in table.blocks][:3]
+    cache.copy([(table.blocks[0], others[0])])
+    cache.copy([])
+    device.synchronize()
+    with ct.ledger() as led:
+        cache.copy(list(zip(table.blocks, others, strict=True)))
+        device.synchronize()
+    assert led.submissions == 1
+    for state in cache.layer(0).stored:
+        pool = state.numpy()
+        np.testing.assert_array_equal(pool[:, others], pool[:, table.blocks])
+        assert np.any(pool[:, others]) and not np.any(pool[:, 0])
+
+
 def test_mistakes_of_the_cache() -> None:
     with pytest.raises(ShapeError, match="BlockCache: expected blocks of 1 or more"):
         BlockCache(1, 8, 0, device="cpu")

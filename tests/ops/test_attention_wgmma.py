@@ -76,6 +76,18 @@ def test_masks_and_sizes(name: str) -> None:
     planned("wgmma", shape, f16, tile, **masks).check()
 
 
+@pytest.mark.parametrize(("causal", "first"), [(False, 109), (True, 109)])
+def test_no_key_before_a_window_is_copied(causal: bool, first: int) -> None:
+    """Tiles of keys begin where the window of a group's first query does: NaN before it is not met.
+
+    Keys 109 on are the first that the second group's queries, 128 on, see.
+    """
+    plan = planned("wgmma", (1, 1, 1, 200, 200, 16), f16, SMALL, causal=causal, window=20)
+    q, k, v = plan.random()
+    v[0, 0, :first] = np.nan
+    assert np.isfinite(plan.run(q, k, v)[:, 128:]).all()
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders(order: str) -> None:
     shape, tile = (2, 2, 1, 66, 53, 24), replace(SMALL, parts=2)

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 
 from centella.op import op
+from centella.op.op import named
 from centella.ops.elementwise import EXPRESSIONS
+from centella.ops.matmul.problem import LinearAttrs
+from centella.ops.norm import NormAttrs
 from centella.ops.steps import step_of
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +26,8 @@ Formula = Callable[..., Any]
 ROWS = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
 
 # What moves elements and computes nothing; tests/ops/test_ops.py compares it with NumPy exactly.
-MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step"}
+MOVES = {"copy", "reshape", "concat", "fill", "assign", "cache_write", "cache_step", "cache_copy",
+         "cache_copy_i8"}  # fmt: skip
 PLANES = {"dequantize"}  # with GGUF's own package: tests/ops/test_quant.py
 OPS = [n for n in op.registry() if ":" not in n]  # a user's kernel has a colon
 
@@ -224,6 +228,19 @@ def test_what_is_attended_to_is_what_was_appended() -> None:
     close(caches, again, "caches")
 
 
+def test_linear_norm_is_linear_and_norm() -> None:
+    rng = np.random.default_rng(9)
+    shapes = ((2, 3, 8), (6, 8), (6,), (2, 3, 6), (6,), (6,))
+    x, w, bias, residual, weight, shift = (rng.standard_normal(s) for s in shapes)
+    linear, affine = LinearAttrs(("bias", "residual"), "", alpha=0.5), ("weight", "bias")
+    for kind, vectors in (("layer", (weight, shift)), ("rms", (weight,))):
+        norm = NormAttrs(kind, 1e-5, affine[: len(vectors)])
+        sums = formula("linear", **named(linear))(x, w, bias, residual)
+        wanted = formula("norm", **named(norm))(sums, *vectors)
+        got = formula("linear_norm", linear=linear, norm=norm)(x, w, bias, residual, *vectors)
+        close(got, wanted, kind)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_golden_values(name: str) -> None:
     covered = {FORMULAS[row][0] for row in ROWS}
@@ -234,6 +251,7 @@ def test_every_op_has_golden_values(name: str) -> None:
         "rope_attend",
         "cache_write_i8",
         "rope_cache_write_i8",
+        "linear_norm",
         "normed_linear",
         "expert_linear",
         "topk",
@@ -245,6 +263,8 @@ def test_every_op_has_golden_values(name: str) -> None:
         "speech_token",
         "speech_scores",
         "cache_attend",
+        "beam_select",
+        "beam_blocks",
     } | PLANES  # these have tests
     known = covered | MOVES | made | EXACT.keys()
     assert name in known, "no values: `exact` in its row, or a case in tests/reference/golden.py"

@@ -35,6 +35,8 @@ from centella.lang import KernelIR
 from centella.op.op import get, registry
 from centella.ops import topk
 from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
+from centella.ops.matmul.problem import LinearAttrs
+from centella.ops.norm import NormAttrs
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
@@ -317,6 +319,10 @@ rope_cache_write_i8 | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write_i8 | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
 rope_cache_write_i8 | 6, norm | f32 f16 | rotated(i, 6, True, False)
 cache_step | table | i32 | drawn(i, "cache_step")
+cache_copy | table | f32 f16 | drawn(i, "cache_copy", 8)
+cache_copy_i8 | table | f32 | drawn(i, "cache_copy_i8", 8)
+beam_select | table | f32 | drawn(i, "beam_select")
+beam_blocks | table | i32 | drawn(i, "beam_blocks")
 topk | short | f32 f16 | picked(i(6, 40), 5)
 topk | each thread | f32 f16 i32 | picked(i.peaks(257 * i.chunk + 2, i.chunk), 3)
 topk | each thread, whole | f32 f16 | picked(i.peaks(257 * i.chunk, i.chunk), 3)
@@ -351,6 +357,8 @@ speech_token | short | f32 | spoken(i, i(6, 37), False, True)
 speech_token | odd | f32 | spoken(i, i(6, 301), True, False)
 speech_token | two parts | f32 | spoken(i, i(6, 5004), True, True)
 speech_token | each thread | f32 | spoken(i, i.peaks(1032, 4), False, False)
+linear_norm | layer | f32 f16 | followed(i, 19, 33, 35, "layer")
+linear_norm | rms | f32 f16 | followed(i, 2, 66, 35, "rms")
 normed_linear | odd | f32 f16 | normed(i, 2, 9, 67)
 normed_linear | gate | f32 f16 | normed(i, 1, 18, 264, "silu")
 normed_linear | gate, many | f32 f16 | normed(i, 8, 18, 64, "gelu")
@@ -637,6 +645,16 @@ def spoken(i: Inputs, logits: ct.Tensor, timed: bool, random: bool) -> ct.Tensor
     *_, y = apply_all(get("speech_token"), (*states, logits, i.of(levels)), attrs)
     after = [given[0].value, given[1].value, given[2].value, y.reshape(batch, 1)]
     return F.concat([x.astype("f32") for x in after], 1)
+
+
+def followed(i: Inputs, m: int, n: int, k: int, kind: str) -> ct.Tensor:
+    """A product and the norm of its rows as one op."""
+    vectors = ("weight", "bias")[: 2 if kind == "layer" else 1]
+    attrs = {
+        "linear": LinearAttrs(("bias", "residual"), ""),
+        "norm": NormAttrs(kind, 1e-5, vectors),
+    }
+    return apply("linear_norm", i(m, k), i(n, k), i(n), i(m, n), *(i(n) for _ in vectors), **attrs)
 
 
 def normed(

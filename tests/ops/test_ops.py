@@ -415,6 +415,18 @@ def _written(k: ct.Tensor, v: ct.Tensor, starts: ct.Tensor) -> Any:
     return apply_all(op.get("cache_write"), (*caches, k[None, None], v[None, None], starts), {})
 
 
+def _selected(best: ct.Tensor, which: ct.Tensor, ends: ct.Tensor, rows: int) -> Any:
+    """Candidates that go on, in States [rows]."""
+    states = [ct.State.empty(rows, t, best.device).value for t in ("i32", "i32", "f32")]
+    return apply_all(op.get("beam_select"), (*states, best, which, ends), {})
+
+
+def _copied(copies: ct.Tensor, *pools: ct.Tensor) -> Any:
+    """Blocks copied in pools [1, 2, 4, 5]."""
+    pool = ct.State.empty((1, 2, 4, 5), device=copies.device).value
+    return apply_all(op.get("cache_copy"), (pool, *(pools or (pool,)), copies), {})
+
+
 ARRAY: Any = np.ones((3, 3), np.float32)
 # Calls with tensors x [3, 5] of f32, h of f16 and i of i32, and what they say.
 SHAPE_MISTAKES = {
@@ -555,8 +567,31 @@ SHAPE_MISTAKES = {
         "cache_write: expected i32 starts [1] or a table [batch, 1 + width], got f32 [1]",
     "apply_all(op.get('cache_step'), (ct.State(i[:2]).value, i[0, :3]), {'tokens': 0})":
         "cache_step: expected i32 lengths [5], got i32 [3]",
+    "_selected(x, i, i[0], 18)":
+        "beam_select: expected tokens, parents and scores [3 * beam] of up to 5 beams, and up to "
+        "128 candidates, got [18], [18], [18]",
+    "_selected(x, i, i[0], 4)":
+        "beam_select: expected tokens, parents and scores [3 * beam] of up to 5 beams, and up to "
+        "128 candidates, got [4], [4], [4]",
+    "_selected(x, i[:2], i[0], 3)":
+        "beam_select: expected scores and codes [prompts, candidates] and ends [vocab], got "
+        "[3, 5], [2, 5], [5]",
+    "apply_all(op.get('beam_blocks'), (ct.State(i).value, i[:, 0]), {'beam': 2, 'size': 4})":
+        "beam_blocks: expected a table [prompts * 2, 1 + width] and parents of its rows, up to 128 "
+        "of a prompt, got [3, 5] and [3]",
+    "_copied(i)": "cache_copy: expected i32 copies [rows, 3], got i32 [3, 5]",
+    "_copied(i[:, :3], x)":
+        "cache_copy: expected keys and values [kv_heads, blocks, n, head_dim], got [1, 2, 4, 5] "
+        "and [3, 5]",
 }  # fmt: skip
 DTYPE_MISTAKES = {
+    "_selected(x, x, i[0], 3)":
+        "beam_select: expected i32, i32, f32, f32, i32 and i32, got ['i32', 'i32', 'f32', 'f32', "
+        "'f32', 'i32']",
+    "apply_all(op.get('beam_blocks'), (ct.State(i).value, x[:, 0]), {'beam': 3, 'size': 4})":
+        "beam_blocks: expected i32 and i32, got ['i32', 'f32']",
+    "_copied(i[:, :3], ct.zeros((1, 2, 4, 5), 'f16', device=i.device))":
+        "cache_copy: expected values of f32, got f16",
     "f.conv1d(x[None], x[None], stride=1.5)": "conv1d: expected a whole number for stride, got 1.5",
     "f.attention(x[None, None], *[f.broadcast_to(x[0], (1, 2, 64, 5))] * 2, blocks=x)":
         "attention: expected i32 blocks, got f32",

@@ -199,6 +199,10 @@ def test_tiles_stay_in_registers(
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
     if tile in WGMMA_TILES or tile.cluster > 1:
         cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
+        inputs = make_spec((4097, 384), f16, 16), make_spec((4096, 384), f16, 16)
+        more = {"extras": ("bias",), "activation": "gelu_tanh", "variant": "wgmma"}
+        y, bias = make_spec((4097, 4096), f16, 16), make_spec((4096,), f32, 16)
+        cases.append(one_launch("linear", (*inputs, bias), y, CAPS, **more)[1])
     for ir in cases:
         report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)
         registers, stack = resources(report)

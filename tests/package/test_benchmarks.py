@@ -28,6 +28,7 @@ CHEAP = (
     "transcribe --devices cpu",
     "generate --devices cpu --dtypes q8_0,q4_k --rows 1",
     "generate --devices cpu --shapes mini-moe --rows 1",
+    "generate --devices cpu --dtypes bf16 --rows 1 --beam 3",
     "speculation --devices cpu --dtypes f32",
     f"minilm --devices cpu --model {TINY_BERT}",
     f"passages --devices cpu --dtypes f32 --model {TINY_BERT}",

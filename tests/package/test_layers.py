@@ -79,10 +79,10 @@ LATE: dict[tuple[str, str], str] = {
     ("host", "concurrent"): "as logging, which it loads; and the hooks of a fork have an order",
     ("host", "asyncio"): "only a coroutine needs an event loop",
     ("lookup", "serving"): "it loads asyncio, which only a service needs",
-    ("lookup", "tasks"): "a Transcriber loads the operations of sound, which few programs need",
     ("tensors", "simulator"): "the simulator loads with the first kernel that runs in it",
     ("cli", "cli"): "typer may be missing; rich takes longer to load than a short text to embed",
     ("cli", "check"): "--help and the other subcommands do without the cases",
+    ("cli", "hashlib"): "as of lang, and only the demo needs it",
     ("cli", "importlib"): "`importlib.metadata` takes as long as typer, and `info` alone reads it",
     ("__pyinstaller", ANY): "a function that runs in a process of its own",
 }

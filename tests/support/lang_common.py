@@ -32,6 +32,7 @@ from centella import lang
 from centella.backends.webgpu import arithmetic
 from centella.dtypes import DType, f32, i32, narrow, u32, widen
 from centella.emit.wgsl import emit_wgsl
+from centella.emit.wgsl.expressions import REWRITTEN
 from centella.errors import CentellaError, TraceError
 from centella.lang import KernelIR, signature_of
 from centella.lang.kernel_params import Signature, TensorParam
@@ -178,7 +179,7 @@ def webgpu() -> Any:
 @cache
 def source_of(ir: KernelIR) -> str:
     """The WGSL of a kernel as the device runs it."""
-    return emit_wgsl(ir, settle_floats=_rewrites())
+    return emit_wgsl(ir, settled=REWRITTEN if _rewrites() else frozenset())
 
 
 @cache

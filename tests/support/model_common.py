@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella.tasks import batches
 from centella.weights.folder import MINILM_PACKAGE
 
 DATA = Path(__file__).parents[1] / "data"
@@ -55,6 +56,24 @@ def copy_of(name: str, where: Path, edit: Callable[[dict[str, Array]], dict[str,
     tensors = edit(safetensors.load_file(folder / "model.safetensors"))
     safetensors.save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let texts lie end to end on devices that compute on the host's cores, and for few tokens."""
+    monkeypatch.setattr(batches, "SLOW", ())
+    monkeypatch.setattr(batches, "SAVED", 8)
+
+
+def shapes_of(task: Any) -> list[tuple[tuple[int, ...], ...]]:
+    """The first three inputs of each batch from now on."""
+    shapes, fetch = list[tuple[tuple[int, ...], ...]](), task._captured.fetch
+
+    def noted(*inputs: Array) -> Any:
+        shapes.append(tuple(x.shape for x in inputs[:3]))
+        return fetch(*inputs)
+
+    task._captured.fetch = noted
+    return shapes
 
 
 def operations(device: ct.Device) -> list[str]:

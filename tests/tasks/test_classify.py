@@ -13,12 +13,11 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks import batches
 from centella.tasks.classify import Classifier, TokenClassifier
 from centella.tasks.labels import activated
 from centella.tasks.load import load
 from centella.tasks.text import Tokenizer
-from tests.support.model_common import DATA
+from tests.support.model_common import DATA, pack, shapes_of
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -143,24 +142,6 @@ def test_tags_of_texts_end_to_end(
         assert [(s.label, s.text) for s in spans] == [(s.label, s.text) for s in expected]
         np.testing.assert_allclose([s.score for s in spans], [s.score for s in expected], atol=1e-6)
     assert [len(shape) for shape, *_ in shapes] == [1]
-
-
-def pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let texts lie end to end on devices that compute on the host's cores, and for few tokens."""
-    monkeypatch.setattr(batches, "SLOW", ())
-    monkeypatch.setattr(batches, "SAVED", 8)
-
-
-def shapes_of(task: Any) -> list[tuple[tuple[int, ...], ...]]:
-    """The first three inputs of each batch from now on."""
-    shapes, fetch = list[tuple[tuple[int, ...], ...]](), task._captured.fetch
-
-    def noted(*inputs: Array) -> Any:
-        shapes.append(tuple(x.shape for x in inputs[:3]))
-        return fetch(*inputs)
-
-    task._captured.fetch = noted
-    return shapes
 
 
 def test_labels_of_texts(tmp_path: Path) -> None:

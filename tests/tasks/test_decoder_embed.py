@@ -13,7 +13,7 @@ import pytest
 import centella as ct
 from centella.check import check_model
 from centella.tasks.embed import Embedder
-from tests.support.model_common import DATA
+from tests.support.model_common import DATA, pack
 
 pytest.importorskip("tokenizers")
 FOLDER = DATA / "embedders" / "qwen3"
@@ -68,12 +68,40 @@ def test_states_are_those_that_logits_are_made_of(device: ct.Device, family: str
     decoder = ct.load(DECODERS / family, "cpu", "f32", task="generate").model
     past = decoder.past(2, 37)
     wanted = decoder.norm(decoder.states(ct.asarray(ids, device="cpu"), past)).numpy()
-    made = ct.load(DECODERS / family, device, "f32", task="embed")
+    made: Any = ct.load(DECODERS / family, device, "f32", task="embed")
     assert made.config.pooling == "lasttoken"
     padded = np.concatenate([ids, np.full((2, 11), 5, np.int32)], 1)
     lengths = ct.asarray(np.full(2, 37, np.int32), device=device)
     got = made(ct.asarray(padded, device=device), lengths).numpy()[:, :37]
     np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
+    # The second text, its first 20 tokens and the first text end to end, with tokens behind them.
+    flat = np.concatenate([ids[1], ids[1, :20], ids[0], [5, 5]]).astype(np.int32)
+    places = np.concatenate([np.arange(37), np.arange(20), np.arange(37), [0, 0]]).astype(np.int32)
+    offsets = np.array([0, 37, 57, 94, 94], np.int32)
+    states = made.model.end_to_end(
+        *(ct.asarray(x, device=device) for x in (flat, offsets, places))
+    ).numpy()  # fmt: skip
+    for begin, of_text in ((0, wanted[1]), (57, wanted[0])):
+        ours = states[begin : begin + 37]
+        np.testing.assert_allclose(ours, of_text, atol=1e-4 * np.abs(wanted).max())
+    if not made.model.config.both_ways:
+        np.testing.assert_allclose(states[37:57], wanted[1, :20], atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.devices("webgpu", "simulator", "cuda", "webgpu-hardware")
+def test_unequal_texts_lie_end_to_end(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the vectors that each has alone; others of the same sizes compile and plan nothing."""
+    pack(monkeypatch)
+    model = ct.load(FOLDER, device, "f32", task="embed")
+    texts = [t for t in TEXTS if t] if device.name != "simulator" else list(TEXTS[3:])
+    alone = np.array([model.encode(text) for text in texts])
+    np.testing.assert_allclose(model.encode(texts), alone, atol=2e-6)
+    with ct.ledger() as led:
+        again = model.encode(texts[::-1])
+    led.expect(uploads=1, submissions=1, downloads=1, compiles=0, plans=0)
+    np.testing.assert_allclose(again[::-1], alone, atol=2e-6)
+    assert model._forward is not None and model._forward.packed is not None
+    assert model._forward.packed.signatures == 1  # the batch was no grid
 
 
 def test_frequencies_that_follow_the_length_do_not_embed() -> None:

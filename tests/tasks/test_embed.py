@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -444,6 +445,27 @@ def test_what_was_captured_follows_the_model(on_cpu: Embedder) -> None:
     np.testing.assert_allclose(2 * on_cpu.encode(texts), first_tokens, rtol=1e-5)
 
 
+def test_a_batch_of_a_model_that_was_changed_is_run_again(on_cpu: Embedder) -> None:
+    """It is asked while the device computes; where the model is another, before."""
+    before = on_cpu.encode("one storm", normalize=False)
+    norm = on_cpu.model.encoder.layer[-1].output.LayerNorm
+    assert norm.bias is not None
+    changes: list[tuple[Callable[[], object], int]] = [
+        (lambda: None, 1),
+        (lambda: setattr(norm, "weight", norm.weight * 2.0), 2),
+        (lambda: vars(norm).update(bias=norm.bias * 2.0), 2),  # type: ignore[operator]
+        (lambda: setattr(on_cpu, "config", replace(on_cpu.config, normalize=True)), 1),
+    ]
+    for change, submissions in changes:
+        change()
+        norm.weight.numpy()
+        norm.bias.numpy()
+        with ct.ledger() as led:
+            after = on_cpu.encode("one storm", normalize=False)
+        led.expect(submissions=submissions)
+    np.testing.assert_allclose(after, 2 * before, rtol=1e-5)
+
+
 def test_a_tree_tells_every_change(on_cpu: Embedder) -> None:
     model: Any = on_cpu.model
     layers = model.encoder.layer
@@ -732,7 +754,7 @@ def test_lower_case(on_cpu: Embedder) -> None:
     seen: list[str] = []
 
     class Spy:
-        def tokens(self, texts: list[str], longest: int) -> Tokens:
+        def tokens_of(self, texts: list[str], longest: int) -> Tokens:
             seen.extend(texts)
             return Tokens.of([[2, 3]] * len(texts))
 

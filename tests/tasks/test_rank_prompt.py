@@ -13,7 +13,7 @@ import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks.classify import Classifier
 from centella.tasks.rank_prompt import BEGIN, END
-from tests.support.model_common import DATA
+from tests.support.model_common import DATA, pack, shapes_of
 
 pytest.importorskip("tokenizers")
 FOLDER = DATA / "rerankers" / "qwen3"
@@ -48,6 +48,26 @@ def test_scores_are_those_of_transformers(device: ct.Device) -> None:
         model.predict([(QUERY, d) for d in DOCUMENTS[:3]])
     led.expect(uploads=1, downloads=1, submissions=1)
     assert led.download_bytes <= 16
+
+
+@pytest.mark.devices("webgpu", "simulator", "cuda", "webgpu-hardware")
+def test_prompts_of_unequal_lengths_lie_end_to_end(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the scores that each has alone; others of the same sizes compile and plan nothing."""
+    pack(monkeypatch)
+    model = ct.load(FOLDER, device, "f32", task="classify")
+    pairs = [(QUERY, d) for d in (*DOCUMENTS[:2], *DOCUMENTS[3:])]
+    alone = [model.predict(pair, activation="identity") for pair in pairs]
+    shapes = shapes_of(model)
+    together = model.predict(pairs, activation="identity")
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    (ids, offsets, positions) = shapes[0]
+    assert ids == positions and len(ids) == 1 and offsets == (5,)
+    with ct.ledger() as led:
+        again = model.predict(pairs[::-1], activation="identity")
+    led.expect(uploads=1, submissions=1, downloads=1, compiles=0, plans=0)
+    np.testing.assert_allclose(again, together[::-1], atol=1e-5)
 
 
 def test_special_tokens_of_a_document_are_text() -> None:

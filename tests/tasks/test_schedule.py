@@ -474,6 +474,13 @@ class Oracle(Lookup):
         return np.array([some], np.int32)
 
 
+class Seldom(Oracle):
+    """Has a guess at every ninth token alone."""
+
+    def ready(self, row: list[int]) -> bool:
+        return len(row) % 9 == 0
+
+
 def run_guessed(scheduler: ct.Scheduler, asked: Asked, wanted: list[ct.Generation]) -> Any:
     """Submit them all, most with what knows them; the results, and tokens of each pass."""
     requests, numbers, add = [], list[int](), scheduler._jobs._add_verified
@@ -512,6 +519,29 @@ def test_guessed_requests_get_what_they_get_alone(device: ct.Device, name: str) 
     assert scheduler.steps < 0.7 * sum(len(g.ids) for g in wanted) / 3
     assert (free(scheduler), scheduler.running, scheduler.waiting) == (whole, 0, 0)
     assert run(scheduler, asked) == wanted  # nothing is left of wrong guesses in known blocks
+
+
+def test_a_guess_withholds_nobody(host: ct.Generator) -> None:
+    """Each step has a token or more of every request, also where a guess waits for its step."""
+    asked = chats(6, 100, 40, seed=5)
+    wanted = alone(host, asked)
+    scheduler = ct.Scheduler(host, max_batch=6, background=False)
+    requests = [scheduler.submit(ids, **options, draft="lookup") for ids, options in asked]
+    for job, known in zip(scheduler._new, wanted, strict=True):
+        if job.lookup is not None:
+            job.lookup = Seldom(job.ids + known.ids)
+    jobs = scheduler._jobs
+    awaited = 0
+    while True:
+        before = {id(job): job.submitted for job in jobs.running if job.submitted < job.steps}
+        awaited += any(job.lookup for ahead in jobs._ahead for job in ahead.jobs)
+        more = scheduler.step()
+        for job in jobs.running:
+            assert job.submitted > before.get(id(job), -1)
+        if not more:
+            break
+    assert awaited > 10
+    assert [request.result().ids for request in requests] == [g.ids for g in wanted]
 
 
 def test_guesses_where_memory_is_short(host: ct.Generator) -> None:

@@ -16,7 +16,7 @@ from centella.audio.transcript import Word
 from centella.errors import ContractError
 from centella.tasks import speech_session as module
 from centella.tasks.align import median, token_ends, warped, words
-from centella.tasks.beam import Beams, best_of
+from centella.tasks.speech_beams import Beams
 from centella.tasks.speech_options import SpeechConfig
 from centella.tasks.speech_session import SpeechSession
 from centella.tasks.windows import Attempt, Thresholds
@@ -184,17 +184,6 @@ def test_sound_goes_up_once(device: ct.Device) -> None:
     with ct.ledger() as led:
         session.listen(sound)
     led.expect(uploads=1, upload_bytes=sound.nbytes, downloads=0, submissions=1, compiles=0)
-
-
-@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
-def test_the_best_of_a_wide_vocabulary(device: ct.Device) -> None:
-    scores = np.random.default_rng(1).standard_normal((2 * 3, 70_001)).astype(np.float32)
-    scores[1, 70_000], scores[5, 0] = 9.0, 8.0
-    best, codes = ct.fetch(*best_of(ct.asarray(scores, device=device), 2, 6)).result()
-    flat = scores.reshape(2, -1)
-    wanted = np.argsort(-flat, axis=1)[:, :6]
-    assert codes.tolist() == wanted.tolist()
-    np.testing.assert_array_equal(best, np.take_along_axis(flat, wanted, 1))
 
 
 def test_a_row_that_is_not_wanted_ends_at_once() -> None:

@@ -254,7 +254,7 @@ def test_words_of_any_characters(parts: list[list[tuple[str, str]]], data: st.Da
     tokenizer = Tokenizer.from_folder(TINY)
     texts = ["".join(word + space for word, space in part) for part in parts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 1 << 13])))
+        patch.setattr(words, "FEW", data.draw(st.sampled_from([0, 1 << 11])))
         for some in (texts[:1], texts, texts):
             assert tokenizer.encode(some) == by_the_library(tokenizer, some, None)
 
@@ -312,8 +312,8 @@ def test_words_are_forgotten_and_learnt_again(
 def test_texts_are_left_to_the_library_while_most_words_are_new(
     tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(words, "WINDOW", 40)
-    monkeypatch.setattr(words, "REST", 250)
+    monkeypatch.setattr(words, "WINDOW", 36)
+    monkeypatch.setattr(words, "REST", 150)
     new = [[" ".join(f"w{n}x{i}" for i in range(18))] for n in range(10)]
     known = []
     for texts in (*new, *[["the storm came before the rain"]] * 20):

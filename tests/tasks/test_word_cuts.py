@@ -39,6 +39,7 @@ PARTS = [
     *("storm", "lake", "number", "the", "don't", "I'LL", "12", "345", "\u0664", "\xbd", "-", "..."),
     *("<s>", "</s>", "<mask>", "<pad", "x" * 70, "_", "'", "\U000e0001", "\u180e", "\U0001f1e6"),
 ]
+PLAIN = [part for part in PARTS if part.isprintable() and " " not in part]
 CORPUS = [f"the storm number {i} came over lake {7 * i}, don't go!\n" for i in range(60)]
 CORPUS += ["".join(PARTS), " ".join(PARTS)]
 
@@ -125,6 +126,8 @@ def test_words_have_the_ids_of_whole_texts(
     for _ in range(150):
         texts = ["".join(random.choices(PARTS, k=random.randrange(30))) for _ in range(12)]
         assert tokenizer.encode(texts) == by_the_library(tokenizer.native, texts)
+        line = [" ".join(random.choices(PLAIN, k=random.randrange(1, 20)))]
+        assert tokenizer.encode(line) == by_the_library(tokenizer.native, line)
     assert tokenizer._words is not None and tokenizer._words._memory.known > 100
 
 
@@ -166,6 +169,11 @@ def test_most_spaces_begin_words(trained: dict[str, Any]) -> None:
         found = [data[s : s + n].decode() for s, n in zip(starts, lengths, strict=True)]
         whole = ["\x01", "the", " storm", " \u0434\u043e\u043c", " came  over\xa0 it", "\x01"]
         assert found == whole, kind
+        simple = "the storm \u0434\u043e\u043c came, it's 12"
+        words_of = ["the", " storm", " \u0434\u043e\u043c", " came,", " it's", " 12"]
+        assert cuts.split(simple) == words_of, kind
+        for other in (text, "", "a  b", " a", "a ", "a\tb", "a\x01b", "a\x7f b"):
+            assert cuts.split(other) is None, (kind, other)
 
 
 def changed(native: Any, **parts: Any) -> Any:

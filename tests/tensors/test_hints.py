@@ -12,6 +12,7 @@ import pytest
 import centella as ct
 from centella.lang import hints as lang_hints
 from centella.tensors import hints
+from centella.tensors.arguments import refuse_names
 
 X = np.array([[1.5, -2.0, 0.25], [-0.5, 3.0, 1.0]], np.float32)
 
@@ -50,6 +51,68 @@ def test_what_hints_name_is_there() -> None:
     for name in hints.FUNCTIONS:
         first = next(iter(inspect.signature(getattr(ct, name)).parameters))
         assert first in ("x", "a", "condition"), name
+
+
+def test_names_of_an_index_and_of_matches() -> None:
+    index: Any = ct.Index(X, device="cpu")
+    matches: Any = index.search(X[0], k=1)
+    for thing, known in ((index, hints.OF_INDEX), (matches, hints.OF_MATCHES)):
+        kind = type(thing).__name__
+        for name, hint in known.items():
+            with pytest.raises(AttributeError) as raised:
+                getattr(thing, name)
+            assert str(raised.value) == f"{kind!r} object has no attribute {name!r}: {hint}"
+            for said, owner in (("index", index), ("matches", matches)):
+                assert all(hasattr(owner, o) for o in re.findall(rf"\b{said}\.(\w+)", hint)), hint
+    with pytest.raises(AttributeError, match=r"^'Index' object has no attribute 'nbyte'$"):
+        index.nbyte  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^'Matches' object has no attribute 'row'$"):
+        matches.row  # noqa: B018
+    with pytest.raises(
+        TypeError, match=r"^Matches is no pair: write matches\.scores and matches\."
+    ):
+        _scores, _rows = matches
+
+
+def test_names_of_requests_and_their_scheduler() -> None:
+    model = ct.load("tests/data/decoders/qwen3", device="cpu", task="generate")
+    with ct.Scheduler(model, background=False) as scheduler:
+        request = scheduler.submit("a", max_new_tokens=1)
+        things: Any = (("scheduler", scheduler, hints.OF_SCHEDULER),
+                       ("request", request, hints.OF_REQUEST))  # fmt: skip
+        for said, thing, known in things:
+            for name, hint in known.items():
+                with pytest.raises(AttributeError, match=f"{name!r}: {re.escape(hint)}$"):
+                    getattr(thing, name)
+                assert all(hasattr(thing, o) for o in re.findall(rf"\b{said}\.(\w+)", hint)), hint
+        request.cancel()
+
+
+def test_names_that_are_asked_of_a_class() -> None:
+    index: Any = ct.Index
+    with pytest.raises(AttributeError, match=r"type object 'Index' has no .*'load': ct\.Index\.op"):
+        index.load("vectors.npy")
+    embedder: Any = ct.Embedder
+    with pytest.raises(AttributeError, match=r"'from_pretrained': ct\.load\(path\)$"):
+        embedder.from_pretrained("minilm")
+    with pytest.raises(AttributeError, match=r"^type object 'Index' has no attribute 'opem'$"):
+        index.opem("vectors.npy")
+
+
+def test_other_names_of_arguments_of_a_search() -> None:
+    make: Any = ct.Index
+    for name, hint in (("metric", "scores are dot products"), ("documents", "write texts="),
+                       ("d", "the vectors say it"), ("nlist", "every vector")):  # fmt: skip
+        with pytest.raises(ct.DTypeError, match=f"^Index: unknown argument {name}=; {hint}"):
+            make(X, device="cpu", **{name: 3})
+    index: Any = make(X, device="cpu")
+    for name, hint in (("top_k", "write k="), ("n_results", "write k="), ("limit", "write k="),
+                       ("filter", "every row is compared"), ("score_threshold", "choose by"),
+                       ("metric", "scores are dot products"), ("kk", "")):  # fmt: skip
+        with pytest.raises(ct.DTypeError, match=f"^search: unknown argument {name}=(; {hint}|$)"):
+            index.search(X[0], **{name: 3})
+    with pytest.raises(ct.DTypeError, match=r"^rank: unknown argument k=; write top_k=$"):
+        refuse_names("rank", {"k": 3})
 
 
 def test_names_that_nobody_has() -> None:

@@ -60,6 +60,32 @@ def test_a_deep_copy_is_another_state(device: ct.Device) -> None:
     assert np.array_equal(state.numpy(), np.full((3, 4), 4))
 
 
+def test_a_replay_takes_notes_without_a_version(device: ct.Device) -> None:
+    state = counted(device)
+    state.mark(lambda _: 0)
+
+    def step() -> ct.Tensor:
+        state.assign(state.value + 1)
+        state.mark(lambda n: n + 1)
+        return state.value * 2.0
+
+    captured = device.compile(step)
+    assert state.note == 0
+    version = state._cell._current
+    assert np.array_equal(captured.fetch().result(), 2 * (np.arange(12).reshape(3, 4) + 1.0))
+    captured.fetch().result()
+    assert state.note == 2 and state._cell._current is version
+    with pytest.raises(ZeroDivisionError), device.batch():
+        state.assign(7)
+        state.mark(lambda n: n // 0)
+    with pytest.raises(RuntimeError), device.batch():
+        state.assign(7)
+        state.mark(lambda _: "lost")
+        raise RuntimeError
+    assert state.note == 2
+    assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4) + 2)
+
+
 def test_numpy_sees_the_content(device: ct.Device) -> None:
     state = counted(device)
     state.assign(state.value + 1)

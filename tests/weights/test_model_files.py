@@ -283,10 +283,39 @@ def no_network(*_: Any, **__: Any) -> str:
     raise AssertionError("asked the network")
 
 
-def test_a_model_without_its_owner() -> None:
-    text = "all-MiniLM-L6-v2: .*got nothing at that path; for a repository write its owner too, as "
-    with pytest.raises(WeightsError, match=f"{text}in 'sentence-transformers/all-MiniLM-L6-v2'$"):
-        load("all-MiniLM-L6-v2", device="cpu")
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("all-MiniLM-L6-v2", "did you mean 'sentence-transformers/all-MiniLM-L6-v2'?"),
+        ("whisper-tiny", "did you mean 'openai/whisper-tiny'?"),
+        ("Whisper-Tiny", "did you mean 'openai/whisper-tiny'?"),
+        ("whisper-tinny", "did you mean 'openai/whisper-tiny'"),
+        ("turbo", "did you mean 'openai/whisper-large-v3-turbo'?"),
+        ("minlm", "did you mean 'minilm'?"),
+        ("whisper", "did you mean 'openai/whisper-tiny' or 'openai/whisper-base' or 'openai/whi"),
+        ("bge-small-en", "did you mean 'BAAI/bge-small-en-v1.5'?"),
+        ("qwen3", "'Qwen/Qwen3-4B'"),
+        ("my-own", "for a repository write its owner too: 'owner/my-own'"),
+    ],
+)
+def test_a_model_without_its_owner(
+    name: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(WeightsError) as caught:
+        load(name, device="cpu")
+    said = str(caught.value)
+    assert said.startswith(f"{name}: expected a model folder, a .gguf file, a repository (owner/")
+    assert end in said
+    assert said.endswith(end) or not end.endswith("?")
+
+
+def test_a_folder_here_and_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DATA / "whisper" / "tiny", tmp_path / "whisper-tuned")
+    with pytest.raises(WeightsError, match=r"mean 'whisper-tuned' or 'openai/whisper-tiny'\?$"):
+        load("whisper-tiny", device="cpu")
 
 
 def test_a_mistyped_path_asks_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ class How(Struct, frozen=True):
     lines: bool = False  # of JSON
     draft: Generator | str | None = None
     cache: str | None = None
+    beam: int = 1
 
     @property
     def options(self) -> dict[str, Any]:
@@ -39,7 +40,7 @@ class How(Struct, frozen=True):
         return {
             "max_new_tokens": self.tokens, "stop": self.stop, "ignore_eos": self.ignore_eos,
             "logprobs": self.logprobs, "draft": self.draft, "cache": self.cache,
-            **self.sampling,
+            **self.sampling, **({"beam": self.beam} if self.beam > 1 else {}),
         }  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def answered(
         generator.tokenizer  # noqa: B018  # which a folder may lack
     except WeightsError:
         return _together(generator, row, how, n)
-    if n > 1:
+    if n > 1 or how.beam > 1:
         return _together(generator, row, how, n)
     return _streamed(generator, row, how, interruptible)
 
@@ -169,6 +170,8 @@ def _as_object(generator: Generator, done: Answers, led: Ledger | None) -> dict[
 
 def _one(generator: Generator, one: Generation) -> dict[str, Any]:
     answer: dict[str, Any] = {"text": one.text, "finish": one.finish, "ids": one.ids}
+    if one.score is not None:
+        answer["score"] = one.score
     if one.guessed:
         answer |= {"guessed": one.guessed, "accepted": one.accepted}
     if one.logprobs is None:

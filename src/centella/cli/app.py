@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from centella.cli import (
 from centella.cli.escape import in_line, printable
 from centella.cli.output import err, out
 from centella.cli.process import READER_LEFT, reason
-from centella.errors import CentellaError
+from centella.errors import CentellaError, DeviceError, DeviceLostError
 
 
 def build() -> typer.Typer:
@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
     "info": (
         info.run, "Show devices, versions and extras.",
         "Show versions, devices, the default device and why, and the installed extras.",
-        ("centella info", "centella info --json", "CENTELLA_DEVICE=webgpu:0 centella info"),
+        ("centella info", "centella info --json", "centella info --device webgpu:0"),
     ),
     "embed": (
         embed.run, "Embed texts as unit vectors.", "Embed texts as unit vectors.",
@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
     ),
     "rank": (
         rank.run, "Put texts in the order of a question.",
-        "Put texts in the order in which they answer a question, by a cross-encoder.",
+        "Put texts in the order in which they answer a question, the best first.",
         ("centella rank --model models/reranker 'cats' 'they sleep' 'taxes'",
          "centella rank --model models/reranker 'a cat' --file lines.txt --top 3",
          "sort lines.txt | centella rank --model models/reranker 'cats' --file -"),
@@ -110,8 +110,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella check --model models/whisper --audio talk.wav"),
     ),
     "bench": (
-        bench.run, "Measure this device beside the floor.",
-        "Check, count and time what two other systems state, on this device.",
+        bench.run, "Measure what two other systems claim.",
+        "Check, count and time on this device what two other systems claim.",
         ("centella bench floor", "centella bench floor --device webgpu --json",
          "centella bench floor --device cpu --small"),
     ),
@@ -123,6 +123,9 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella demo 'how is memory freed?' --json"),
     ),
 }  # fmt: skip
+
+
+WORDS = "centella.words"  # of the command line, in its context
 
 
 class Commands(TyperGroup):
@@ -138,6 +141,7 @@ class Commands(TyperGroup):
         end = args.index("--") if "--" in args else len(args)
         if "--debug" in args[:end]:
             args = ["--debug", *(a for a in args[:end] if a != "--debug"), *args[end:]]
+        ctx.meta[WORDS] = [word for arg in args for word in (arg, _value(arg))]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -150,7 +154,7 @@ class Commands(TyperGroup):
         except (CentellaError, OSError, UnicodeError) as error:
             if ctx.params.get("debug"):
                 raise
-            err(f"centella: {_said(error)}")
+            err(f"centella: {_said(error, ctx.meta[WORDS])}")
             raise typer.Exit(1) from None
 
 
@@ -162,7 +166,10 @@ def _printable_errors() -> Iterator[None]:
     except Exception as error:
         message, context = getattr(error, "message", None), getattr(error, "ctx", None)
         if isinstance(message, str) and (context is None or message != context.get_help()):
-            vars(error)["message"] = in_line(message) + _hint(message, context)
+            hint = _hint(message, context)
+            vars(error)["message"] = in_line(message) + hint
+            if hint:
+                vars(error)["possibilities"] = None  # names that only look like it
         raise
 
 
@@ -172,6 +179,11 @@ _OTHERS = {
     "devices": "write centella info",
     "--prompt": "write the text alone: centella generate --model DIR 'Once upon'",
     "--input": "write --file",
+    "--cuda": "write --device cuda",
+    "--gpu": "write --device cuda or --device webgpu",
+    "--cpu": "write --device cpu",
+    "--device": "the text of a kernel is for any device: write --target wgsl, ptx or ir",
+    "--devices": "one device runs it: write --device",
 }
 
 
@@ -192,11 +204,27 @@ def _hint(message: str, context: Any) -> str:
     return f"; quote a text of several words: {in_line(shlex.quote(f'{first} {others[1]}'))}"
 
 
-def _said(error: CentellaError | OSError | UnicodeError) -> str:
-    """An error in a line; Python's own `[Errno 2] ...: 'file'` as file and reason."""
+def _value(argument: str) -> str:
+    """What an option is given in one word, as in --model=DIR."""
+    return argument.partition("=")[2] if argument.startswith("--") else ""
+
+
+def _said(error: CentellaError | OSError | UnicodeError, words: Iterable[str]) -> str:
+    """An error in a line; Python's own `[Errno 2] ...: 'file'` as file and reason.
+
+    Args:
+        words: of the command line, whose names may have several lines.
+    """
     if isinstance(error, OSError) and error.filename is not None:
         return f"{in_line(str(error.filename))}: {reason(error)}"
-    first, *more = str(error).split("\n") if str(error) else [type(error).__name__]
+    text = str(error) or type(error).__name__
+    for word in words:
+        if "\n" in word:
+            text = text.replace(word, in_line(word))
+    first, *more = text.split("\n")
+    opening = isinstance(error, DeviceError) and not isinstance(error, DeviceLostError)
+    if opening and not first.startswith("load: "):
+        first += "; centella info lists the devices of this machine"
     return f"{first} (all of it: --debug)" if more else first
 
 

@@ -29,7 +29,7 @@ class Bench(StrEnum):
 
 
 What = Annotated[
-    Bench, typer.Argument(metavar="WHAT", help="floor: three claims of two other systems.")
+    Bench, typer.Argument(metavar="WHAT", help="floor: three claims of trueno and trueno-gpu.")
 ]
 Small = Annotated[
     bool, typer.Option("--small", help="Small shapes of the same structure: for the counts.")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from centella.cli.answers import How, answered, report
-from centella.cli.output import err, out_json
+from centella.cli.output import STDIN, STDOUT, err, out_json
 from centella.errors import CentellaError, DeviceLostError
 from centella.ledger.counts import ledger
 from centella.tasks.generate import Generator
@@ -80,7 +80,7 @@ class Talk:
             )
 
     def _failed(self, error: CentellaError) -> None:
-        why = str(error).partition("\n")[0].removeprefix("stream: ")
+        why = str(error).partition("\n")[0].removeprefix("stream: ").removeprefix("chat: ")
         if "context of the model" in why and len(self._messages) > len(self._first):
             why += " with the messages before it"
         if self._how.as_json:
@@ -93,7 +93,7 @@ class Talk:
         interrupted = False
         while True:
             try:
-                said = input(ASK if sys.stdin.isatty() else "").strip()
+                said = _line().strip()
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -107,3 +107,20 @@ class Talk:
                 return
             if said:
                 yield said
+
+
+def _line() -> str:
+    """The next line of standard input, which a terminal is asked for.
+
+    Raises:
+        EOFError: there is none; OSError: a stream that is closed or full, by its name.
+    """
+    asks = sys.stdin.isatty()
+    try:
+        line = input(ASK) if asks else sys.stdin.readline()
+    except OSError as error:
+        error.filename = error.filename or (STDOUT if asks else STDIN)
+        raise
+    if not (line or asks):
+        raise EOFError
+    return line

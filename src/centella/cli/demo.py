@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
+from centella.cli.demo_vectors import PassageVectors
 from centella.cli.escape import in_line
 from centella.cli.options import Device, Json, Model
 from centella.cli.output import draw, err, out, out_json, progress
 from centella.cli.parts import Excerpt
 from centella.cli.passages import LEFT_OUT, Passage, documentation, read_passages, summary
+from centella.dtypes import Array
 from centella.errors import CentellaError
-from centella.ledger.counts import ledger
+from centella.ledger.counts import Ledger, ledger
 from centella.runtime.device import device as open_device
+from centella.tasks.embed import Embedder
 from centella.tasks.load import load
+from centella.tensors.arguments import expect_finite
+from centella.weights.folder import find_model
 
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
@@ -29,13 +34,28 @@ BATCH = 16  # passages: on a CPU each takes seconds, and how far it is should be
 
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to look for.")]
 Over = Annotated[
-    str | None, typer.Option(metavar="PATH", help="A folder or file (.txt .md .rst .py).")
+    str | None, typer.Option(metavar="PATH", help="Search this folder or file (.txt .md .rst .py).")
 ]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Embed the passages anew, and keep no vectors.")
+]
+
+
+class Embedded(Struct, frozen=True):
+    """Vectors of the passages, f32 [number of passages, dim], and what they took.
+
+    Attributes:
+        rate: passages a second; None, with an empty ledger, where the cache had them.
+    """
+
+    vectors: Array
+    rate: float | None
+    counts: Ledger
 
 
 def run(
     question: Question = QUESTION, over: Over = None, model: Model = "minilm",
-    device: Device = None, as_json: Json = False,
+    device: Device = None, no_cache: NoCache = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Embed the passages and the question; print the nearest passages.
 
@@ -51,22 +71,21 @@ def run(
     where = open_device(device)
     called = str(where.describe().get("name", ""))
     say("device", where.name if called in where.name else f"{where.name} ({called})")
-    embedder = load(model, where, task="embed")
+    root = find_model(model)
+    embedder = load(root, where, task="embed")
     asked = embedder.encode([question])[0]
+    expect_finite("demo", "the vector of question", asked[None])
     first = time.perf_counter() - start
     say("first embedding", f"after {first:.2f} s (device opened, weights loaded)")
-    if where.name == "cpu" and (hint := _busy()):
-        err(hint)
     passages = [Passage(p.file, p.line, c.text) for p in passages for c in embedder.chunks(p.text)]
-    with ledger() as led, progress("embedded {} of {} passages", sys.stderr.isatty()) as tell:
-        start = time.perf_counter()
-        vectors = embedder.encode([p.text for p in passages], BATCH, progress=tell)
-        rate = len(passages) / (time.perf_counter() - start)
-    say("passages", f"{len(passages)} of {folder}, {rate:,.{0 if rate >= 10 else 1}f} a second")
+    texts = [p.text for p in passages]
+    cache = None if no_cache else PassageVectors.of(embedder, root, folder, texts)
+    done = _embedded(embedder, texts, cache)
+    say("passages", f"{len(passages)} of {folder}, {_origin(done.rate)}")
     if skipped:
         say("files", summary(skipped))
     say("question", question)
-    scores = vectors @ asked
+    scores = done.vectors @ asked
     best = [(float(scores[i]), passages[i]) for i in scores.argsort()[::-1][:BEST]]
     if as_json:
         report = {
@@ -75,16 +94,43 @@ def run(
             "seconds_to_first": first,
             "folder": str(folder),
             "passages": len(passages),
-            "passages_a_second": rate,
+            "passages_a_second": done.rate,
+            "from_cache": done.rate is None,
             "skipped": to_builtins(skipped),
-            "ledger": led.as_dict(),
+            "ledger": done.counts.as_dict(),
             "nearest": [{"score": score, **to_builtins(passage)} for score, passage in best],
         }
         out_json(report)
         return
     _show(best)
-    out(f"ledger of the passages: {led}\n")
+    if done.rate is not None:
+        out(f"ledger of the passages: {done.counts}\n")
     out(_next(over, model, device))
+
+
+def _embedded(embedder: Embedder, texts: list[str], cache: PassageVectors | None) -> Embedded:
+    """Vectors of the passages: those that the cache has, else of the model."""
+    with ledger() as counts:
+        vectors = None if cache is None else cache.read()
+        if vectors is not None:
+            return Embedded(vectors, None, counts)
+        if embedder.model.device.name == "cpu" and (hint := _busy()):
+            err(hint)
+        with progress("embedded {} of {} passages", sys.stderr.isatty()) as tell:
+            start = time.perf_counter()
+            vectors = embedder.encode(texts, BATCH, progress=tell)
+            rate = len(texts) / (time.perf_counter() - start)
+    expect_finite("demo", "the vector of passage", vectors)
+    if cache is not None:
+        cache.write(vectors)
+    return Embedded(vectors, rate, counts)
+
+
+def _origin(rate: float | None) -> str:
+    """Where the vectors come from, for the line of the passages."""
+    if rate is None:
+        return "vectors from the cache (--no-cache embeds anew)"
+    return f"{rate:,.{0 if rate >= 10 else 1}f} a second"
 
 
 def _fact(name: str, value: str) -> None:

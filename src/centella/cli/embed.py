@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.cli.escape import in_line
-from centella.cli.loading import load_shown
+from centella.cli.loading import device_kind, load_shown
 from centella.cli.options import BatchSize, Device, Devices, Dtype, Json, Model, ShowLedger
 from centella.cli.output import err, err_ledger, out, out_json, progress
 from centella.cli.reading import lines_of
@@ -24,21 +24,23 @@ from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
-from centella.runtime.device import Device as Opened
 from centella.tasks.embed import Embedder
 from centella.tasks.embeddings import Cut
+from centella.tensors.arguments import expect_finite
 from centella.weights.fingerprint import fingerprint
 from centella.weights.folder import find_model
 from centella.weights.vectors import SUFFIXES, VectorFile, open_vectors, write_vectors
 
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to embed.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to embed.")]
 File = Annotated[
     str | None,
-    typer.Option(metavar="F", help="File with a text a line, blank lines too; - for stdin."),
+    typer.Option(metavar="F", help="Embed the lines of a file, blank ones too; - for stdin."),
 ]
 Output = Annotated[
     str | None,
-    typer.Option(metavar="F", help="Save the vectors: .npy, or with the texts .parquet, .arrow."),
+    typer.Option(
+        metavar="F", help="Save the vectors as .npy, or with the texts as .parquet or .arrow."
+    ),
 ]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Discard the rows that an interrupted run saved.")
@@ -99,6 +101,7 @@ class Work(Struct, eq=False):
         embeddings = self.embedder.embed(
             some, batch_size=self.batch_size, progress=told, **self.options
         )  # fmt: skip
+        expect_finite("embed", "the vector of text", embeddings.dense, begin)
         self.cut += [replace(cut, index=begin + cut.index) for cut in embeddings.cut]
         return embeddings.dense
 
@@ -176,7 +179,7 @@ def run(
 
 def _expect_vectors(output: str) -> None:
     """Refuse, before a model is loaded, a file of another kind or that cannot be written."""
-    if not output.endswith(SUFFIXES):
+    if Path(output).suffix not in SUFFIXES:
         raise CentellaError(f"embed: --output: expected {', '.join(SUFFIXES)}, got {output}")
     expect_writable(output)
 
@@ -190,14 +193,9 @@ def _about(
         return None
     seen = os.stat(file)
     source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
-    kinds = {_kind(each.model.device) for each in (embedder, *embedder.replicas)}
+    kinds = {device_kind(each.model.device) for each in (embedder, *embedder.replicas)}
     on = {"dtype": dtype, "device": ", ".join(sorted(kinds))}
     return {"model": model, **on, **options, **source, **files}
-
-
-def _kind(where: Opened) -> str:
-    """A device without its number: what else has it, computes the same."""
-    return f"{where.name.partition(':')[0]} {where.describe().get('name', '')}"
 
 
 def _save(

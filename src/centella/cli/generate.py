@@ -20,9 +20,12 @@ from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedg
 from centella.cli.output import err
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
+from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
+from centella.tasks.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.generate import Generator
 from centella.tasks.logprobs import checked
+from centella.tasks.prompts import check_variables
 from centella.tasks.sampling import Sampling
 from centella.tasks.speculation import LOOKUP
 
@@ -36,9 +39,11 @@ class CacheType(StrEnum):
 Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - for stdin.")
 ]
-File = Annotated[str | None, typer.Option(metavar="F", help="File of the prompt; - for stdin.")]
+File = Annotated[
+    str | None, typer.Option(metavar="F", help="Read the prompt from a file; - for stdin.")
+]
 TokenIds = Annotated[
-    str | None, typer.Option("--ids", metavar="N,N,..", help="Token ids in place of a text.")
+    str | None, typer.Option("--ids", metavar="N,N,..", help="Token ids as the prompt.")
 ]
 Chat = Annotated[
     bool, typer.Option("--chat", help="Use the chat template; without PROMPT: start a chat.")
@@ -46,25 +51,43 @@ Chat = Annotated[
 System = Annotated[str | None, typer.Option(metavar="S", help="The system message.")]
 MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of the answer.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="S", help="End before this text.")]
-Temperature = Annotated[float | None, typer.Option(metavar="T", help="0: the most likely token.")]
-TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K most likely tokens.")]
-TopP = Annotated[float | None, typer.Option(metavar="P", help="Keep tokens up to probability P.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(metavar="T", help="How freely tokens are drawn; 0: the most likely one."),
+]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Draw from the K most likely tokens.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Draw from the likeliest tokens that make up probability P."),
+]
 MinP = Annotated[
-    float | None, typer.Option(metavar="P", help="Least share of the top probability.")
+    float | None,
+    typer.Option(metavar="P", help="Draw from tokens at least P times as likely as the top one."),
 ]
 Penalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", metavar="R", help="For earlier tokens.")
+    float | None,
+    typer.Option(
+        "--repetition-penalty",
+        metavar="R",
+        help="Above 1: makes tokens of the text so far less likely.",
+    ),
 ]
 Seed = Annotated[
     int | None, typer.Option(metavar="N", help="Seed of sampling: equal seeds give equal texts.")
 ]
 Logprobs = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Log-probabilities of tokens and K alternatives, in --json."),
+    typer.Option(
+        metavar="K", help="With --json: log-probabilities of tokens and of K alternatives."
+    ),
 ]
 DraftBy = Annotated[
     str | None,
-    typer.Option("--draft", metavar="D", help="Speculative decoding: lookup, or a smaller model."),
+    typer.Option(
+        "--draft",
+        metavar="D",
+        help="Guess tokens ahead, with equal results: lookup, or a smaller model.",
+    ),
 ]
 CacheIn = Annotated[
     CacheType | None,
@@ -72,16 +95,29 @@ CacheIn = Annotated[
 ]
 AsPieces = Annotated[bool, typer.Option("--stream", help="With --json: a line for each piece.")]
 Template = Annotated[
-    str | None, typer.Option(metavar="JSON", help="Variables of the chat template.")
+    str | None, typer.Option(metavar="JSON", help="With --chat: variables of the chat template.")
 ]
-Trace = Annotated[str | None, typer.Option(metavar="F", help="Write a trace for ui.perfetto.dev.")]
+Trace = Annotated[
+    str | None, typer.Option(metavar="F", help="Write a timeline for ui.perfetto.dev.")
+]
 Frequency = Annotated[
-    float | None, typer.Option("--frequency-penalty", metavar="R", help="For each use of a token.")
+    float | None,
+    typer.Option(
+        "--frequency-penalty",
+        metavar="R",
+        help="Taken from a token's logit for each use in the answer.",
+    ),
 ]
 Presence = Annotated[
-    float | None, typer.Option("--presence-penalty", metavar="R", help="For tokens in the answer.")
+    float | None,
+    typer.Option(
+        "--presence-penalty",
+        metavar="R",
+        help="Taken once from the logits of tokens in the answer.",
+    ),
 ]
 Several = Annotated[int, typer.Option("--n", min=1, metavar="N", help="Number of answers.")]
+Beam = Annotated[int, typer.Option(min=1, metavar="N", help="Beam search: N texts side by side.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")]
 
 
@@ -102,6 +138,7 @@ def run(
     frequency_penalty: Frequency = None,
     presence_penalty: Presence = None,
     n: Several = 1,
+    beam: Beam = 1,
     ignore_eos: IgnoreEos = False,
     seed: Seed = None,
     device: Device = None,
@@ -125,7 +162,8 @@ def run(
     """
     if not model:
         raise CentellaError(
-            "generate: --model DIR: expected a model folder, a .gguf file or a repository"
+            "generate: --model DIR: expected a model folder, a .gguf file or a repository, as "
+            "Qwen/Qwen3-0.6B"
         )
     _check_together(
         sum(source is not None for source in (prompt, file, ids)),
@@ -136,14 +174,24 @@ def run(
     )
     file = "-" if prompt == "-" else file
     text = prompt if file is None else _read(file)
+    if file is not None and not text:
+        raise CentellaError(f"generate: --file {in_line(file)}: expected a prompt, got no text")
+    if trace is not None:
+        expect_writable(trace)  # before the work is done
     talk = chat and text is None
-    if talk and n > 1:
-        raise CentellaError(f"generate: --n: expected 1 in a chat without PROMPT, got {n}")
+    for name, value in (("n", n), ("beam", beam)):
+        if talk and value > 1:
+            raise CentellaError(
+                f"generate: --{name}: expected 1 in a chat without PROMPT, got {value}"
+            )
+    if stream and beam > 1:
+        raise CentellaError(f"generate: --beam: expected 1 with --stream, got {beam}")
     sampling = _checked({
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "seed": seed,
     })  # fmt: skip
+    _check_beams(beam, n, sampling, draft)
     alternatives, variables = _alternatives(logprobs), _variables(template)
     if "" in (stop or ()):
         raise CentellaError("generate: --stop: expected a text that is not empty, got none")
@@ -155,7 +203,7 @@ def run(
         err("generate: --seed changes nothing where the likeliest token is taken: --temperature")
     how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger,
               alternatives, stream, stream or talk, guesser,
-              cache and cache.value)  # fmt: skip
+              cache and cache.value, beam)  # fmt: skip
     first = [] if system is None else [{"role": "system", "content": system}]
     with ledger(timing=True) if trace is not None else nullcontext() as timed:
         if talk:
@@ -180,6 +228,17 @@ def _check_together(
         other = "json" if name in ("logprobs", "stream") else "chat"
         if value is not None and not (as_json if other == "json" else chat):
             raise CentellaError(f"generate: --{name}: expected --{other} with it, got none")
+
+
+def _check_beams(beam: int, n: int, sampling: Mapping[str, Any], draft: str | None) -> None:
+    """Refuse what does not go with beams, by the names of options."""
+    try:
+        beams = BeamSettings.of("generate", beam, 1.0, False, n)
+        if beams is not None:
+            refuse_beside_beams("generate", beams, sampling, draft, 0)
+    except CentellaError as error:
+        name, why = str(error).removeprefix("generate: ").split(": ", 1)
+        raise CentellaError(f"generate: --{name.replace('_', '-')}: {why}") from error
 
 
 def _loaded(model: str, device: str | None, dtype: str, quantize: str | None) -> Generator:
@@ -213,6 +272,7 @@ def _variables(template: str | None) -> dict[str, Any]:
         raise CentellaError(
             f"generate: --template: expected an object of JSON, got {in_line(template or '')}"
         )
+    check_variables("generate: --template", variables)
     return variables
 
 

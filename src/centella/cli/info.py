@@ -10,10 +10,12 @@ import numpy as np
 
 from centella import __version__
 from centella.backends.opening import GPUS, choose, listed
-from centella.cli.options import Json
+from centella.cli.options import Device, Json
 from centella.cli.output import out, out_json
 from centella.errors import CentellaError
-from centella.runtime.device import device, trusted
+from centella.runtime.device import Device as OpenDevice
+from centella.runtime.device import device as open_device
+from centella.runtime.device import trusted
 
 # The packages of each extra; CUDA needs both of its own.
 EXTRAS = {
@@ -28,17 +30,29 @@ EXTRAS = {
 MOST = 1 << 34  # bytes of a tensor, whatever a driver allows: 2^32 elements of 4
 
 
-def run(as_json: Json = False) -> None:
-    """Print what is found."""
-    report = gather()
+def run(device: Device = None, as_json: Json = False) -> None:
+    """Print what there is.
+
+    Raises:
+        CentellaError: no such device.
+    """
+    report = gather(device)
     if as_json:
         out_json(report)
     else:
         _show(report)
 
 
-def gather() -> dict[str, Any]:
-    """Versions, devices, default device and extras, as plain data."""
+def gather(chosen: str | None = None) -> dict[str, Any]:
+    """Versions, devices, default device and extras, as plain data.
+
+    Args:
+        chosen: the device in place of the default one.
+
+    Raises:
+        CentellaError: it cannot be opened.
+    """
+    used = _default() if chosen is None else _opened(chosen, f"--device {chosen}")
     devices, missing = [_cpu()], {}
     for kind in GPUS:
         try:
@@ -50,7 +64,7 @@ def gather() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "default": _default(),
+        "default": used,
         "devices": devices,
         "missing": missing,
         "extras": {name: _extra(packages) for name, packages in EXTRAS.items()},
@@ -61,11 +75,18 @@ def _default() -> dict[str, Any]:
     """The device that `ct.device()` opens, and why."""
     named = os.environ.get("CENTELLA_DEVICE")
     try:
-        opened, why = (device(named), f"CENTELLA_DEVICE={named}") if named else choose(trusted)
+        return _opened(named, f"CENTELLA_DEVICE={named}") if named else _shown(*choose(trusted))
     except CentellaError as error:
         why = f"CENTELLA_DEVICE={named}: {error}" if named else str(error)
         return {"name": None, "why": why, "details": {}}
-    return {"name": opened.name, "why": why, "details": opened.describe()}
+
+
+def _opened(name: str, why: str) -> dict[str, Any]:
+    return _shown(open_device(name), why)
+
+
+def _shown(device: OpenDevice, why: str) -> dict[str, Any]:
+    return {"name": device.name, "why": why, "details": device.describe()}
 
 
 def _cpu() -> dict[str, Any]:
@@ -113,10 +134,11 @@ def _show(report: dict[str, Any]) -> None:
     default = report["default"]
     why = default["why"]
     for kind, text in report["missing"].items():  # which stands above
-        if why.startswith("CENTELLA_DEVICE"):
+        if why.startswith(("CENTELLA_DEVICE", "--device")):
             break
         why = why.replace(f"{kind}: {text}", f"no {kind}")
-    out(f"\ndefault   {default['name'] or 'none'}: {why}\n")
+    role = "chosen" if why.startswith("--device") else "default"
+    out(f"\n{role:<9} {default['name'] or 'none'}: {why}\n")
     for name, extra in report["extras"].items():
         state = "installed" if extra["installed"] else f"missing {', '.join(extra['missing'])}"
         line = "" if extra["installed"] else f"; pip install 'centella[{name}]'"

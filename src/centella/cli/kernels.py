@@ -40,9 +40,11 @@ class Target(StrEnum):
     ir = "ir"
 
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A kernel; without: list them.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="Of the list; without it: the list.")
+]
 What = Annotated[Target, typer.Option(help="What to print.")]
-Arch = Annotated[str, typer.Option(metavar="A", help="PTX target.")]
+Arch = Annotated[str, typer.Option(metavar="A", help="Of --target ptx: sm_80, sm_90a, ...")]
 
 
 # Kernels that no function is named after: what has them run, and what they are for.
@@ -59,6 +61,10 @@ VARIANTS = {
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
+    "beam_select": ("Generator.generate", "the candidates of a beam search that go on"),
+    "beam_blocks": ("Generator.generate", "the blocks of keys and values of beams that go on"),
+    "cache_copy": ("Generator.generate", "keys and values of blocks into others of a pool"),
+    "cache_copy_i8": ("Generator.generate", "the same of a pool in i8, with scales"),
     "speech_scores": ("Transcriber.transcribe", "scores of the tokens that beams may take"),
     "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from centella.cli.output import progress
 from centella.errors import CentellaError
+from centella.runtime.device import Device
 from centella.tasks.load import Devices, load
 
 SOON = 0.7  # seconds: a model that is loaded by then needs no bar, whose drawing takes a while
@@ -52,3 +53,8 @@ def _listed(devices: str | None) -> Devices | None:
     if not all(names):
         raise CentellaError(f"--devices: expected all, or names with commas, got {devices!r}")
     return "all" if names == ["all"] else names
+
+
+def device_kind(device: Device) -> str:
+    """A device without its number: another of that kind computes the same."""
+    return f"{device.name.partition(':')[0]} {device.describe().get('name', '')}"

@@ -28,14 +28,14 @@ Folder = Annotated[
     typer.Option(
         "--model",
         metavar="DIR",
-        help="A model folder, a repository of huggingface.co or, of a decoder, a .gguf file.",
+        help="A model folder, a repository (Qwen/Qwen3-0.6B) or a .gguf file; required.",
     ),
 ]
 Model = Annotated[
     str,
     typer.Option(
         metavar="DIR",
-        help="minilm, a model folder, a .gguf file, or a repository of huggingface.co.",
+        help="minilm, a model folder, a .gguf file, or a repository (owner/name).",
     ),
 ]
 Device = Annotated[

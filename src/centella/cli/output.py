@@ -6,9 +6,10 @@ Texts are escaped (`escape.py`); rich draws tables and bars, and loads with the 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from centella.cli.parts import Excerpt, Table
 if TYPE_CHECKING:
     from centella.ledger.counts import Ledger
 
-STDOUT = "standard output"  # as an error names it
+STDIN, STDOUT = "standard input", "standard output"  # as errors name them
 SECONDS = 5.0  # between lines on how far it is, where there is no terminal to draw a bar on
 
 
@@ -58,13 +59,27 @@ def show_cursor() -> None:
 def out_json(value: Any, indent: int | None = 2) -> None:
     """A value as JSON on standard output; what a terminal would act on as JSON's escapes.
 
+    NaN and infinity are null.
+
     Raises:
         OSError: as `out`.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     ascii_alone = not encoding.lower().startswith("utf")
-    text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone)
+    try:
+        text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), indent=indent, ensure_ascii=ascii_alone)
     write(in_json(text) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """Plain data with None for NaN and infinity, which JSON has not."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write(text: str) -> None:

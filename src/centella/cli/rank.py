@@ -15,17 +15,21 @@ from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to rank.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to rank.")]
 CrossEncoder = Annotated[
     str,
     typer.Option(
-        "--model", metavar="DIR", help="A cross-encoder or Qwen3-Reranker: a folder or repository."
+        "--model",
+        metavar="DIR",
+        help="A cross-encoder or Qwen3-Reranker: a folder or a repository.",
     ),
 ]
 Instruction = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Criterion for a decoder that ranks.")
+    str | None, typer.Option(metavar="TEXT", help="What a Qwen3-Reranker judges the texts by.")
 ]
-File = Annotated[str | None, typer.Option(metavar="F", help="One text a line; - for stdin.")]
+File = Annotated[
+    str | None, typer.Option(metavar="F", help="Rank the lines of a file; - for stdin.")
+]
 Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show (default: all).")]
 
 
@@ -41,6 +45,8 @@ def run(
         CentellaError: no text, both kinds of text, or what loading and ranking raise.
         OSError: for a file that cannot be read.
     """
+    if not question.strip():
+        raise CentellaError("rank: the question is empty")
     if texts and file is not None:
         raise CentellaError("rank: give texts or --file, not both")
     documents = lines_of("rank", file) if file is not None else texts

@@ -14,7 +14,8 @@ from centella.cli.escape import in_line
 from centella.cli.options import Device, Json, ShowLedger
 from centella.cli.output import err, err_ledger, out, out_json
 from centella.cli.reading import lines_of
-from centella.errors import CentellaError
+from centella.dtypes import f32
+from centella.errors import CentellaError, ContractError
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
 from centella.tasks.search import Index
@@ -24,10 +25,11 @@ Vectors = Annotated[str, typer.Argument(metavar="INDEX", help="A .npy, .parquet 
 Questions = Annotated[list[str], typer.Argument(metavar="QUESTION...", help="What to look for.")]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="The file's model (default: as stated in it, else minilm)."),
+    typer.Option(metavar="DIR", help="What embedded the file (default: as it says, else minilm)."),
 ]
 Lines = Annotated[
-    str | None, typer.Option("--file", metavar="F", help="The texts of a .npy file, a line a row.")
+    str | None,
+    typer.Option("--file", metavar="F", help="The texts of a .npy file: row i is line i."),
 ]
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="Rows to show.")]
 Half = Annotated[bool, typer.Option("--f16", help="Keep the vectors in f16: half the memory.")]
@@ -46,6 +48,10 @@ def run(
         CentellaError: no vectors, of another size than the model's, or texts of another number.
         OSError: for a file that cannot be read.
     """
+    if not all(question.strip() for question in questions):
+        raise CentellaError("search: expected questions that are not empty, got one that is")
+    if not index:
+        raise CentellaError("search: INDEX: expected a file of vectors, got an empty text")
     if len(questions) > 1 and not any(" " in question for question in questions):
         quoted = in_line(shlex.quote(" ".join(questions)))
         err(
@@ -58,15 +64,18 @@ def run(
         )
     stored = open_vectors(index)
     rows, dim = stored.vectors.shape
+    if not rows:
+        raise CentellaError(f"{index}: expected one vector or more, got none")
     texts = stored.texts if file is None else lines_of("search", file)
     if texts is not None and len(texts) != rows:
         raise CentellaError(
             f"search: --file: expected a line for each of the {rows:,} rows of {in_line(index)}, "
             f"got {len(texts):,}"
         )
-    called = model or stored.model or "minilm"
+    stated = in_line(stored.model or "")
+    called = model or stated or "minilm"
     embedder = load(called, device, task="embed")
-    cut = dim < embedder.dim and called == stored.model  # by embed --dim
+    cut = dim < embedder.dim and called == stated  # by embed --dim
     if embedder.dim != dim and not cut:
         raise CentellaError(
             f"search: {in_line(index)} has vectors of {dim} numbers, {in_line(called)} gives "
@@ -77,7 +86,11 @@ def run(
     if kept is not None and len(kept) in (0, rows):
         kept = None
     some = stored.vectors if kept is None else stored.vectors[kept]
-    vectors = Index(some, device=where, dtype="f16" if half else None)
+    wide = some.dtype.itemsize > f32.itemsize  # floats of Python, as other tools write them
+    try:
+        vectors = Index(some, device=where, dtype="f16" if half else "f32" if wide else None)
+    except ContractError as error:
+        raise CentellaError(f"{index}: {str(error).removeprefix('Index: ')}") from error
     with ledger() as led:
         matches = vectors.search(embedder.encode_query(questions, dim=dim), top)
     nearest = [

@@ -19,11 +19,11 @@ from centella.audio.stream import open_audio
 from centella.audio.subtitles import FORMATS
 from centella.audio.transcript import Segment, by_word
 from centella.cli.escape import in_line, printable
-from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger
-from centella.cli.output import err, err_ledger, out, piece, progress
+from centella.cli.options import Device, Dtype, Json, Quantize, ShowLedger
+from centella.cli.output import STDIN, STDOUT, err, err_ledger, out, piece, progress
 from centella.cli.process import reason
 from centella.errors import CentellaError
-from centella.host.files import replaced
+from centella.host.files import expect_writable, replaced
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
 from centella.tasks.speech_options import MOST_WINDOWS, Options, vad_network
@@ -50,46 +50,62 @@ class Format(StrEnum):
 
 
 Files = Annotated[
-    list[str] | None, typer.Argument(metavar="FILE...", help="Audio; - for standard input.")
+    list[str] | None, typer.Argument(metavar="FILE...", help="Audio files; - for standard input.")
+]
+Speech = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="DIR",
+        help="A Whisper folder or repository (openai/whisper-tiny); required.",
+    ),
 ]
 Language = Annotated[
-    str | None, typer.Option(metavar="L", help="As de or German. By default the model finds it.")
+    str | None,
+    typer.Option(metavar="L", help="A code or a name, de or German (default: the model finds it)."),
 ]
 Task = Annotated[str, typer.Option(metavar="T", help="transcribe, or translate (to English).")]
-Timed = Annotated[Times, typer.Option(help="What has times: segments, or their words too.")]
-As = Annotated[Format, typer.Option("--format", help="Of what is written.")]
+Timed = Annotated[Times, typer.Option(help="Give times of segments, of their words too, or none.")]
+As = Annotated[Format, typer.Option("--format", help="How the transcript is written.")]
 Output = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Write DIR/NAME.FORMAT for each file.")
+    str | None,
+    typer.Option(metavar="DIR", help="Write NAME.FORMAT into this folder for each file."),
 ]
-Beam = Annotated[int, typer.Option(min=1, metavar="N", help="Texts that are followed at once.")]
+Beam = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Follow the N likeliest texts at once.")
+]
 Batch = Annotated[
     int | None,
     typer.Option(
         min=1,
         max=MOST_WINDOWS,
         metavar="N",
-        help="Windows at once; then none has the text or the last time of the one before.",
+        help="Transcribe N windows at once, none with the text of the one before.",
     ),
 ]
 Vad = Annotated[
     str,
     typer.Option(
-        metavar="V", help="Finds speech: auto, silero, energy; off: everything is transcribed."
+        metavar="V", help="How speech is found: auto, silero or energy; off transcribes everything."
     ),
 ]
 VadModel = Annotated[
     str | None,
-    typer.Option(metavar="F", help="Your silero_vad.onnx; auto uses it if it is named."),
+    typer.Option(metavar="F", help="Your silero_vad.onnx, which --vad auto then uses."),
 ]
-Prompt = Annotated[str | None, typer.Option(metavar="S", help="Text taken to come before.")]
+Prompt = Annotated[str | None, typer.Option(metavar="S", help="Text that counts as said before.")]
 Hotwords = Annotated[str | None, typer.Option(metavar="S", help="Words to expect.")]
 Raw = Annotated[
-    str | None, typer.Option(metavar="DTYPE", help="- is raw samples: int16, float32, ...")
+    str | None,
+    typer.Option(metavar="DTYPE", help="Standard input is raw samples: int16, float32, ..."),
 ]
 Rate = Annotated[
-    int | None, typer.Option(min=1, metavar="HZ", help="Samples a second, with --raw (16000).")
+    int | None,
+    typer.Option(min=1, metavar="HZ", help="With --raw: samples a second (default: 16000)."),
 ]
-Trace = Annotated[str | None, typer.Option(metavar="F", help="Write what ran, for Perfetto.")]
+Trace = Annotated[
+    str | None, typer.Option(metavar="F", help="Write a timeline for ui.perfetto.dev.")
+]
 
 
 class How(Struct, frozen=True):
@@ -112,7 +128,7 @@ class How(Struct, frozen=True):
 
 def run(
     files: Files = None,
-    model: Folder = "",
+    model: Speech = "",
     language: Language = None,
     task: Task = "transcribe",
     timestamps: Timed = Times.segment,
@@ -142,11 +158,15 @@ def run(
     if not files:
         raise CentellaError("transcribe: no file; try: centella transcribe talk.wav --model DIR")
     if not model:
-        raise CentellaError("transcribe: --model DIR: expected a model folder or a repository")
+        raise CentellaError(
+            "transcribe: --model DIR: expected a folder or a repository, as openai/whisper-tiny"
+        )
     if as_json and form not in (Format.text, Format.json):
         raise CentellaError(f"transcribe: --json: expected no other --format, got {form.value}")
     form = Format.json if as_json else form
     _expect_together(files, form.value, output, raw, rate)
+    if trace is not None:
+        expect_writable(trace)  # before the work is done
     network = vad_network("transcribe", vad, vad_model)
     transcriber = load(model, device, dtype, task="transcribe", quantize=quantize)
     options = {
@@ -178,6 +198,10 @@ def _expect_together(
         raise CentellaError("transcribe: --rate: expected --raw DTYPE with it, got none")
     if output is None:
         return
+    if Path(output).exists() and not Path(output).is_dir():
+        raise CentellaError(
+            f"transcribe: --output {in_line(output)}: expected a folder, got a file"
+        )
     written: dict[str, str] = {}
     for file in files:
         path = _path(Path(output), file, form)
@@ -216,15 +240,20 @@ def _failure(transcriber: Transcriber, file: str, how: How) -> str | None:
         _transcribe(transcriber, file, how)
     except BrokenPipeError:
         raise
-    except (CentellaError, OSError) as error:
-        said = reason(error) if isinstance(error, OSError) else str(error)
-        return said if _called(file) in said else f"{_called(file)}: {said}"
+    except OSError as error:
+        if error.filename == STDOUT:  # which the next file would not get either
+            raise
+        to = f"{in_line(str(error.filename))}: " if error.filename else ""
+        return f"{_called(file)}: {to}{reason(error)}"
+    except CentellaError as error:
+        said = str(error).replace(file, _called(file)) if file else str(error)
+        return said if _called(file) in said else f"{_called(file)}: {said.removeprefix(': ')}"
     return None
 
 
 def _called(file: str) -> str:
     """A file as lines name it."""
-    return "standard input" if file == "-" else in_line(file)
+    return STDIN if file == "-" else in_line(file) or "''"
 
 
 def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:

@@ -12,7 +12,7 @@ class Emission(Struct, frozen=True):
 
     Attributes:
         trusted: the driver may compile it without bounds checks of its own.
-        rewritable: a driver may rewrite its float arithmetic.
+        rewritable: a driver may rewrite its float arithmetic other than sums.
         copies: how often bodies of loops stand in it (`lang.rounds`).
         reports: it counts in a word of the device how often its driver has stopped a loop.
     """

@@ -51,8 +51,8 @@ class Kernel:
     """A kernel function with its signature; the specialisations traced so far.
 
     `moves` says that it stores what it loads, so that what nobody wrote may be among it.
-    `rewritable` says that its results hold where a driver rewrites float arithmetic: it has no
-    formula of a user's, and is not kept from that where it would be slower.
+    `rewritable` says that its results hold where a driver rewrites float arithmetic other than
+    sums: it has no formula of a user's, and is not kept from that where it would be slower.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ def program_of(
 
     Args:
         copies: how often bodies of loops stand in it (`lang.rounds`).
-        rewritable: a driver may rewrite its float arithmetic.
+        rewritable: a driver may rewrite its float arithmetic other than sums.
         reports: it has loops that nobody can count, for a driver that stops them.
 
     Raises:

@@ -48,16 +48,18 @@ Of PTX for sm_90 and later alone; r is the rank of a group in its cluster:
 
     stmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     launch_dependents()    the next launch may begin once all groups have said so
+    await_launches()       the launches before are over, and what they wrote can be seen
     cluster()          attr: groups of a cluster                 cluster_rank()
     cluster_arrive() cluster_wait()   where the threads of all groups of a cluster meet
     cluster_load(i, r) attr: shared array index; a word of the other group's
 
-Of PTX for sm_90a alone; b counts barriers (8 bytes), c are coordinates:
+Of PTX for sm_90a alone, but for barriers; b counts these (8 bytes), c are coordinates:
 
     warpgroup()        which 128 threads of the group these are
     mbar_init(b)       attr: (shared array index, arrivals)      mbar_fence()
     mbar_arrive(b) mbar_expect(b, bytes) mbar_wait(b, parity)    attr: shared array index
     mbar_arrive_at(b, r)   attr: shared array index; at the other group's barrier
+    cluster_store(i, b, r, v...)   attr: (shared array index, that of the barrier); words
     tma_load(i, b, c...)   attr: (shared array index, that of the barrier, index into `maps`)
     tma_multicast(i, b, m, c...)   the same, to the groups of the ranks in the mask m
     tma_store(i, c...)     attr: (shared array index, index into `maps`)
@@ -91,13 +93,17 @@ OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
 FRAGMENT_WRITES = frozenset("fragment_fill fragment_set ldmatrix mma wgmma wgmma_held".split())
 COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
-HOPPER = frozenset(
-    "warpgroup mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait tma_load "
-    "tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma wgmma_held "
-    "wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier".split()
+BARRIERS = frozenset(
+    "mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait".split()
 )
-CLUSTER = frozenset({"cluster", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_load"})
-FROM_90 = CLUSTER | {"stmatrix", "launch_dependents"}  # and later
+HOPPER = BARRIERS | frozenset(
+    "warpgroup tma_load tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma "
+    "wgmma_held wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier".split()
+)
+CLUSTER = frozenset(
+    "cluster cluster_rank cluster_arrive cluster_wait cluster_load cluster_store".split()
+)
+FROM_90 = CLUSTER | {"stmatrix", "launch_dependents", "await_launches"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8"}
 AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines", "grid", "grid_barrier"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
@@ -120,7 +126,7 @@ INDICES = {  # operands that are indices
     **dict.fromkeys(ACCESSES | {"ldmatrix", "stmatrix", "tma_store", "wgmma_held"}, 1),
     **dict.fromkeys(("mbar_init", "mbar_arrive", "mbar_expect", "mbar_wait"), 1),
     **dict.fromkeys(("cluster_load", "mbar_arrive_at"), 1),
-    **dict.fromkeys(("cp_async", "tma_load", "tma_multicast", "wgmma"), 2),
+    **dict.fromkeys(("cp_async", "cluster_store", "tma_load", "tma_multicast", "wgmma"), 2),
 }
 SUBGROUP = frozenset(
     {"subgroup_add", "subgroup_min", "subgroup_max", "shuffle_xor", "lane", "subgroup_size"}
@@ -248,6 +254,18 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         """The first of these operations, or ""; a role is named "role"."""
         named = ("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
         return next((op for op in named if op in ops), "")
+
+    @cached_property
+    def early(self) -> tuple[int, ...]:
+        """The arguments that are read before the launches before have been waited for."""
+        ops = [s[0] for s in self.body]
+        if "await_launches" not in ops:
+            return ()
+        before = self.body[: len(ops) - 1 - ops[::-1].index("await_launches")]
+        loaded = {s[3] for s in before if s[0] in ("load", "load4")}
+        copied = {s[3][1] for s in before if s[0] == "cp_async"}
+        maps = {s[3][2] for s in before if s[0] in ("tma_load", "tma_multicast")}
+        return tuple(sorted(loaded | copied | {self.maps[m].argument for m in maps}))
 
     @property
     def uses_subgroups(self) -> bool:

@@ -211,7 +211,7 @@ def permit(what: str, *names: str) -> None:
 def count(**amounts: int) -> None:
     """Add to the totals and to every open scope; `peak_bytes` is a maximum."""
     with _lock:
-        for counts in (_totals, *(led.counts for led in _scopes.get())):
+        for counts in (_totals, *[led.counts for led in _scopes.get()]):
             for name, amount in amounts.items():
                 if name == "peak_bytes":
                     counts.peak_bytes = max(counts.peak_bytes, amount)

@@ -24,6 +24,7 @@ from centella.errors import ShapeError
 from centella.models.bert_config import BertConfig
 from centella.models.config import ACTIVATIONS
 from centella.nn import Embedding, LayerNorm, Linear, Module
+from centella.nn.attention import join_heads, split_heads
 from centella.runtime.device import Device
 from centella.tensors.arguments import check_tensors
 from centella.tensors.creation import asarray
@@ -105,16 +106,15 @@ class SelfAttention(Module):
 
     def forward(self, x: Tensor, scene: Scene) -> Tensor:
         """[batch, seq_len, hidden] to the same."""
-        batch, seq_len, width = x.shape
-        qkv = self.qkv(x).reshape(batch, seq_len, 3, self.num_heads, self.head_dim)
-        qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, batch, heads, seq_len, head_dim]: views
-        q, k = qkv[0], qkv[1]
+        heads = self.num_heads
+        qkv = split_heads(self.qkv(x), 3 * heads)  # [batch, 3 heads, seq_len, head_dim]: views
+        qk, v = qkv[:, : 2 * heads], qkv[:, 2 * heads :]
         if scene.tables is not None:
-            q, k = (rope(x, *scene.tables, scene.positions) for x in (q, k))
+            qk = rope(qk, *scene.tables, scene.positions)
         window = None if scene.window < 0 else scene.window + 1
-        y = attention(q, k, qkv[2], lengths=scene.lengths, offsets=scene.offsets, bias=scene.bias,
-                      window=window)  # fmt: skip
-        return y.permute(0, 2, 1, 3).reshape(batch, seq_len, width)  # heads side by side
+        y = attention(qk[:, :heads], qk[:, heads:], v, lengths=scene.lengths,
+                      offsets=scene.offsets, bias=scene.bias, window=window)  # fmt: skip
+        return join_heads(y)
 
 
 class Output(Module):

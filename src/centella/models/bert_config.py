@@ -71,6 +71,11 @@ class BertConfig(ModelConfig, frozen=True):
         return FAMILIES[self.model_type]
 
     @property
+    def qkv_width(self) -> int:
+        """Numbers of a token's query, key and value."""
+        return 3 * self.hidden_size
+
+    @property
     def positions(self) -> int:
         """Tokens of the longest text."""
         return self.max_position_embeddings - self.position_offset

@@ -133,6 +133,11 @@ class LlamaConfig(ModelConfig, frozen=True):
     norm_topk_prob: bool = False
 
     @property
+    def qkv_width(self) -> int:
+        """Numbers of a token's queries, keys and values."""
+        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+    @property
     def positions(self) -> int:
         """Tokens of the longest text."""
         return self.max_position_embeddings

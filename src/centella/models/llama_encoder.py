@@ -29,11 +29,6 @@ class LlamaEncoderConfig(LlamaConfig, frozen=True):
 
     both_ways: bool = False
 
-    @property
-    def positions(self) -> int:
-        """Tokens of the longest text."""
-        return self.max_position_embeddings
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], origin: str = "config.json") -> Self:
         """The config that a config.json holds.
@@ -80,18 +75,41 @@ class LlamaEncoder(LlamaModel):
         """
         return self.norm(in_one_pass(self, ids, lengths, causal=not self.config.both_ways))
 
+    def end_to_end(self, ids: Tensor, offsets: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden states of texts that lie end to end, as `BertModel.end_to_end`."""
+        causal = not self.config.both_ways
+        return self.norm(in_one_pass(self, ids, offsets, positions, causal=causal))
 
-def in_one_pass(model: LlamaModel, ids: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+
+def in_one_pass(
+    model: LlamaModel, ids: Tensor, lengths: Tensor, positions: Tensor | None = None, *,
+    causal: bool,
+) -> Tensor:  # fmt: skip
     """Ids [batch, seq_len] of texts of those lengths to the states of the last layer.
+
+    Args:
+        positions: None; of texts end to end [tokens] i32, of each token in its text: then ids are
+            [tokens], `lengths` are offsets [texts + 1], and the states [tokens, hidden].
 
     Raises:
         ShapeError, DTypeError: as `LlamaEncoder.forward`.
     """
-    name, most = type(model).__name__, model.config.max_position_embeddings
+    name, c = type(model).__name__, model.config
+    most = c.max_position_embeddings
     check_tensors(name, ids, lengths)
-    if ids.ndim != 2 or ids.shape[1] > most:
-        raise ShapeError(f"{name}: expected ids [batch, up to {most}], got {list(ids.shape)}")
-    c = model.config
-    cache = OnePass(c.num_key_value_heads, c.head_dim, lengths, causal=causal)
+    if positions is None:
+        if ids.ndim != 2 or ids.shape[1] > most:
+            raise ShapeError(f"{name}: expected ids [batch, up to {most}], got {list(ids.shape)}")
+    else:
+        check_tensors(name, positions)
+        if ids.ndim != 1 or positions.shape != ids.shape:
+            raise ShapeError(
+                f"{name}: expected ids and positions [tokens], got {list(ids.shape)} and "
+                f"{list(positions.shape)}"
+            )
+        ids, positions = ids[None], positions[None]
+    cache = OnePass(c.num_key_value_heads, c.head_dim, lengths, positions, causal=causal)
     # Tables of this length belong to the capture that reads them.
-    return model.states(ids, Past(cache, *model.rotary(ids.shape[1], ids.device)))
+    tables = model.rotary(min(ids.shape[1], most), ids.device)
+    states = model.states(ids, Past(cache, *tables))
+    return states if positions is None else states[0]

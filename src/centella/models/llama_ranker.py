@@ -30,11 +30,6 @@ class LlamaRankerConfig(LlamaConfig, frozen=True):
     labels: ClassVar[tuple[str, ...]] = ("yes",)
     type_vocab_size: ClassVar[int] = 0
 
-    @property
-    def positions(self) -> int:
-        """Tokens of the longest prompt."""
-        return self.max_position_embeddings
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], origin: str = "config.json") -> Self:
         """The config that a config.json holds.
@@ -80,7 +75,13 @@ class LlamaRanker(LlamaModel):
             ShapeError: for ids of another rank, or longer than the model has positions.
             DTypeError: for what is no tensor, or not i32.
         """
+        return self._judged(in_one_pass(self, ids, lengths, causal=True), lengths)
+
+    def end_to_end(self, ids: Tensor, offsets: Tensor, positions: Tensor) -> Tensor:
+        """As `forward` [texts, 1] of prompts that lie end to end, as for `BertModel.end_to_end`."""
+        return self._judged(in_one_pass(self, ids, offsets, positions, causal=True), offsets)
+
+    def _judged(self, states: Tensor, lengths: Tensor) -> Tensor:
         yes, no = self.answers
-        states = in_one_pass(self, ids, lengths, causal=True)
         logits = self.head(last_states(states, lengths))  # [batch, vocab]
         return logits[:, yes : yes + 1] - logits[:, no : no + 1]

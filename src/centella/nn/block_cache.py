@@ -21,7 +21,6 @@ from centella.nn.room import check_cache
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
 from centella.tensors.arguments import check_tensors, whole
-from centella.tensors.functional import gather
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 
@@ -67,7 +66,7 @@ class BlockCache:
             CacheLayer(self.shape, self.dtype, self.device, "BlockCache", i)
             for i in range(num_layers)
         ]
-        self._copy: Jitted[..., None] = Jitted(self._copied, self.device)
+        self._copy: Jitted[..., None] = Jitted(self.copied, self.device)
         self.reset()
 
     def __repr__(self) -> str:
@@ -126,13 +125,20 @@ class BlockCache:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, as `BlockTable.reserve` asks: from, to."""
-        for source, target in pairs:
-            self._copy(np.array([source], np.int32), np.array([[0, target]], np.int32))
+        if not pairs:
+            return
+        copies = np.zeros((1 << (len(pairs) - 1).bit_length(), 3), np.int32)  # few captures
+        copies[: len(pairs)] = [(source, target, BLOCK) for source, target in pairs]
+        self._copy(copies)
 
-    def _copied(self, source: Tensor, target: Tensor) -> None:
+    def copied(self, copies: Tensor) -> None:
+        """Copy blocks as a part of what is captured: the op `cache_copy`.
+
+        Args:
+            copies: i32 [rows, 3]: from, to, keys.
+        """
         for layer in self._layers:
-            k, v = layer.rows(lambda pool: gather(pool, source, 1))
-            layer.write(k.permute(1, 0, 2, 3), v.permute(1, 0, 2, 3), target)
+            layer.copy(copies)
 
 
 class BlockView:

@@ -106,6 +106,10 @@ class CacheLayer:
         """Write rows, from positions on or where a table says: as the op `cache_write`."""
         apply_all(self._op("cache_write"), (*self.stored, k, v, starts), {})
 
+    def copy(self, copies: Tensor) -> None:
+        """Copy blocks into others: as the op `cache_copy`."""
+        apply_all(self._op("cache_copy"), (*self.stored, copies), {})
+
     def step(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor | None:
         """Write a step's keys and values, and attend where that is one launch: as q; else None."""
         operands = (self.keys.value, self.values.value, q, k, v, starts)

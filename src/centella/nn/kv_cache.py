@@ -150,7 +150,8 @@ class KVCache:
 
     def _begun(self, filled: Filled, tokens: int) -> Filled:
         """The step after `filled`, which every layer must have."""
-        without = [i for i in range(self.num_layers) if not self._has(i)]
+        step, layers = filled.step, self._layers
+        without = [i for i, layer in enumerate(layers) if layer.keys.note != step]
         if filled.tokens and without:
             raise ContractError(
                 f"KVCache: the last step is unfinished: layers {without} have no keys and values "

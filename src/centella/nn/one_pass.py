@@ -11,8 +11,11 @@ def last_states(x: Tensor, lengths: Tensor) -> Tensor:
     """Of states [batch, seq_len, hidden] those of the last tokens, [batch, hidden].
 
     Args:
-        lengths: [batch] i32; of a text without tokens it is the first state.
+        lengths: [batch] i32; of a text without tokens it is the first state. Of states
+            [tokens, hidden] of texts end to end offsets [batch + 1] i32; of none without tokens.
     """
+    if x.ndim == 2:
+        return embedding(lengths[1:] - 1, x)
     batch, seq_len, hidden = x.shape
     last = where(lengths > 0, lengths - 1, 0) + arange(batch, device=x.device) * seq_len
     return embedding(last, x.reshape(batch * seq_len, hidden))
@@ -24,14 +27,19 @@ class OnePass:
     Args:
         kv_heads: heads of keys; head_dim: columns of each.
         lengths: [batch] i32, tokens of each text, whose keys count.
+        positions: None; of texts end to end i32 [1, tokens], of each token in its text, and then
+            `lengths` are offsets [texts + 1] i32.
         causal: whether a query sees the keys before it alone.
     """
 
     def __init__(
-        self, kv_heads: int, head_dim: int, lengths: Tensor, *, causal: bool = True
-    ) -> None:
+        self, kv_heads: int, head_dim: int, lengths: Tensor, positions: Tensor | None = None, *,
+        causal: bool = True,
+    ) -> None:  # fmt: skip
         self._kv_heads, self._head_dim = kv_heads, head_dim
-        self._lengths, self._causal = lengths, causal
+        self._lengths: Tensor | None = lengths if positions is None else None
+        self._offsets: Tensor | None = None if positions is None else lengths
+        self._positions, self._causal = positions, causal
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, tokens: int) -> None:
@@ -47,8 +55,8 @@ class OnePass:
         q, k, v = x[:, : -2 * kv], x[:, -2 * kv : -kv], x[:, -kv:]
         if qk_norm is not None:
             q, k = rms_norm(q, qk_norm[0], eps), rms_norm(k, qk_norm[1], eps)
-        self._layers[layer] = rope(k, cos, sin), v
-        return rope(q, cos, sin)
+        self._layers[layer] = rope(k, cos, sin, self._positions), v
+        return rope(q, cos, sin, self._positions)
 
     def attend(
         self, q: Tensor, layer: int = 0, *, scale: float | None = None, window: int | None = None,
@@ -57,8 +65,8 @@ class OnePass:
         """As `KVCache.attend`; the layer's keys and values are let go."""
         k, v = self._layers.pop(layer)
         return attention(
-            q, k, v, lengths=self._lengths, causal=self._causal, scale=scale, window=window,
-            softcap=softcap,
+            q, k, v, lengths=self._lengths, offsets=self._offsets, causal=self._causal, scale=scale,
+            window=window, softcap=softcap,
         )  # fmt: skip
 
     def attend_qkv(

@@ -63,12 +63,13 @@ def _write(
         for source, target, name in ((k, keys, "k"), (v, values, "v")):
             to, inside = place_in(starts, b, head, token, f"{name}c")
             with lang.if_(inside):
-                _move(source, offset_of([b, head, token], name), target, to, column, chunk)
+                move(source, offset_of([b, head, token], name), target, to, column, chunk)
 
 
-def _move(
+def move(
     source: Argument, at: Operand, target: Argument, to: Operand, column: Operand, chunk: bool
 ) -> None:
+    """Store one chunk (or word) of a row, from a column on, in another row."""
     if chunk:
         target.store(to + column, source.load(at + column))
         return

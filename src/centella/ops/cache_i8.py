@@ -124,7 +124,8 @@ def _rope(
     def turned(item: Item) -> list[Expr]:
         lanes = _lanes(item, width)
         own = source.load(item.column) if turn.chunk else [source[c] for c in lanes]
-        rotated = turn.passed(turn.turned(source, none, own, at, lanes), own, lanes, inside)
+        turned = turn.turned(source, none, own, turn.entries(at, lanes), lanes)
+        rotated = turn.passed(turned, own, lanes, inside)
         if keys is None:  # no head of values
             return rotated
         plain = turn.read(x, start, lanes)

@@ -27,6 +27,8 @@ _ERF = (
     *(-0.00208216021, -0.0696318895, -0.141047284, 1.0),
 )
 _ERF_OF_HALF = tuple(c * 2.0 ** (k / 2) for k, c in zip(range(8, -1, -1), _ERF, strict=True))
+# Phi(-a) = 2^p(a) for a >= 0, printed by benchmarks/fit_math.py; highest degree first. It falls on.
+_LOG2_PHI = (-0.000520445581, 0.00739743887, -0.052561108, -0.459254771, -1.15109134, -1.0)
 _HALF_END = 5.88 / math.sqrt(2)
 _erf64 = np.frompyfunc(math.erf, 1, 1)
 
@@ -193,7 +195,24 @@ def _crosses(a: Any, b: Any) -> Any:
     return (a % b != 0) & ((a ^ b) < 0)
 
 
+class NativeOperands(KernelOperands):
+    """The same for targets with a power of 2 of their own (`lang.exp2_native`)."""
+
+    @staticmethod
+    def gelu(x: Any) -> Any:
+        """x Phi(x) = max(x, 0) - |x| Phi(-|x|), within 6e-7 |x|, by eight instructions for 19.
+
+        Of an infinity it is NaN.
+        """
+        a = lang.abs(x)
+        p = lang.fma(a, _LOG2_PHI[0], _LOG2_PHI[1])
+        for coefficient in _LOG2_PHI[2:]:
+            p = lang.fma(p, a, coefficient)
+        return lang.fma(-a, lang.exp2_native(p), lang.maximum(x, 0.0))
+
+
 NUMPY: NumpyOperands = NumpyOperands()
 _FLOAT32: Any = _Float32Bits()
 SYMBOLS: SymbolOperands = SymbolOperands()
 KERNEL: KernelOperands = KernelOperands()
+NATIVE: NativeOperands = NativeOperands()

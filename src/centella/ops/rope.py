@@ -52,10 +52,32 @@ class Turn(Struct, frozen=True):
         """The thread's columns of the row of x that begins at `place`."""
         return x.load(start + lanes[0]) if self.chunk else [x[start + c] for c in lanes]
 
-    def turned(self, x: Any, start: Any, own: Any, at: Any, lanes: list[Expr]) -> list[Expr]:
-        """The columns `lanes`, which hold `own`, by row `at` of the tables."""
+    def entries(self, at: Any, lanes: list[Expr]) -> tuple[list[Expr], list[Expr]]:
+        """Cosines and sines of the columns `lanes`, or of the pairs among them, by a row."""
+        half = lang.parameter("rotary", u32) // 2
+        if self.interleaved:
+            pair = [lang.minimum(c // 2, half - 1) for c in lanes[::2]]
+            return _entries(self.cos, at, pair, False), _entries(self.sin, at, pair, False)
+        both = [(c, self.partner(c)) for c in lanes]
+        pair = [lang.minimum(lang.minimum(c, o), half - 1) for c, o in both]
+        if self.chunk:
+            first = lang.minimum(lang.minimum(*both[0]), half - len(lanes))
+            pair = [first + j for j in range(len(lanes))]
+        cos, sin = (_entries(t, at, pair, self.table_chunk) for t in (self.cos, self.sin))
+        return cos, sin
+
+    def partner(self, column: Operand) -> Expr:
+        """The column half a head away, of those that turn, where pairs are no neighbours."""
+        half = lang.parameter("rotary", u32) // 2
+        return lang.select(column < half, column + half, column - half)
+
+    def turned(
+        self, x: Any, start: Any, own: Any, entries: tuple[list[Expr], list[Expr]],
+        lanes: list[Expr],
+    ) -> list[Expr]:  # fmt: skip
+        """The columns `lanes`, which hold `own`, by their entries of the tables."""
         turn = self._neighbours if self.interleaved else self._halves
-        return turn(x, start, own, at, lanes, lang.parameter("rotary", u32) // 2)
+        return turn(x, start, own, entries, lanes)
 
     def passed(self, out: list[Expr], own: Any, lanes: list[Expr], inside: Operand) -> list[Expr]:
         """What was turned: NaN unless its position is inside the tables; what passes, as it was."""
@@ -66,31 +88,24 @@ class Turn(Struct, frozen=True):
         return out
 
     def _halves(
-        self, x: Any, start: Any, own: Any, at: Any, lanes: Any, half: Operand
-    ) -> list[Expr]:
+        self, x: Any, start: Any, own: Any, entries: Any, lanes: Any
+    ) -> list[Expr]:  # fmt: skip
         """Columns j and j + half are a pair; of columns that pass, some pair is computed."""
+        half = lang.parameter("rotary", u32) // 2
         low = [c < half for c in lanes]
-        other = [lang.select(b, c + half, c - half) for b, c in zip(low, lanes, strict=True)]
-        both = zip(lanes, other, strict=True)
-        pair = [lang.minimum(lang.minimum(c, o), half - 1) for c, o in both]
-        first: Any = None
+        theirs = self.read(x, start, [self.partner(c) for c in lanes])
         if self.chunk:
-            first = lang.minimum(lang.minimum(lanes[0], other[0]), half - len(lanes))
-        theirs = self.read(x, start, other)
-        if self.chunk:
-            low, pair = [low[0]] * len(lanes), [first + j for j in range(len(lanes))]
-        c, s = (_entries(t, at, pair, self.table_chunk) for t in (self.cos, self.sin))
+            low = [low[0]] * len(lanes)
         return [
             a * cj + lang.select(b, -sj, sj) * o
-            for a, o, b, cj, sj in zip(own, theirs, low, c, s, strict=True)
+            for a, o, b, cj, sj in zip(own, theirs, low, *entries, strict=True)
         ]
 
     def _neighbours(
-        self, x: Any, start: Operand, own: Any, at: Any, lanes: Any, half: Operand
+        self, x: Any, start: Operand, own: Any, entries: Any, lanes: Any
     ) -> list[Expr]:  # fmt: skip
         """Columns 2 j and 2 j + 1 are a pair."""
-        pair = [lang.minimum(c // 2, half - 1) for c in lanes[::2]]
-        c, s = (_entries(t, at, pair, False) for t in (self.cos, self.sin))
+        c, s = entries
         if len(own) == 1:
             odd, last = (lanes[0] & 1) == 1, lang.parameter("dim", u32) - 1
             theirs = x[start + lang.minimum(lanes[0] ^ 1, last)]
@@ -130,7 +145,8 @@ def _rope(
         inside, at = position < height, lang.minimum(position, height - 1)
         lanes = [column] + [lang.minimum(column + j, dim - 1) for j in range(1, width)]
         own = turn.read(x, start, lanes)
-        out = turn.passed(turn.turned(x, start, own, at, lanes), own, lanes, inside)
+        entries = turn.entries(at, lanes)
+        out = turn.passed(turn.turned(x, start, own, entries, lanes), own, lanes, inside)
         y.store(offset_of([batch, head, i], "y") + column, out)
 
 

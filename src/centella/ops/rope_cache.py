@@ -12,6 +12,7 @@ table takes the place of s.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -31,20 +32,34 @@ from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import Turn, check_tables, layout_of
 from centella.ops.rope import reference as rotate
-from centella.ops.rows import place_of, rows_call, strides_of, width_of
+from centella.ops.rows import fold, place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
+LANES = (2, 4, 8, 16, 32)  # of a warp that have a head together
 
 
 class Head:
-    """A head of a token as `rope` reads it: its columns, normalised where there are weights."""
+    """A head of a token as `rope` reads it: its columns, normalised where there are weights.
 
-    def __init__(self, x: Any, place: Any, width: int, chunk: bool, norms: Any, which: Any) -> None:
+    Args:
+        shared: the chunk of this thread, where the neighbours with which it can shuffle have the
+            other ones, and how many they are; else it reads the whole head for its norm.
+    """
+
+    def __init__(
+        self, x: Any, place: Any, width: int, chunk: bool, norms: Any, which: Any,
+        shared: tuple[Expr, int] | None = None,
+    ) -> None:  # fmt: skip
         self._x, self._place, self._chunk = x, place, chunk
         self._norms, self._which, self._factor = norms, which, None
         if norms is None:
             return
+        total = self._squares(width) if shared is None else self._squares_of(*shared)
+        dim, eps = lang.parameter("dim", u32), lang.parameter("eps", f32)
+        self._factor = 1.0 / lang.sqrt(total / lang.cast(dim, f32) + eps)
+
+    def _squares(self, width: int) -> Expr:
         dim = lang.parameter("dim", u32)
         squares = lang.vars(f32, width, init=0.0)
         for column in lang.range(lang.const(0, u32), dim, width):
@@ -54,8 +69,13 @@ class Head:
         total = squares[0] + 0.0
         for other in squares[1:]:
             total = total + other
-        eps = lang.parameter("eps", f32)
-        self._factor = 1.0 / lang.sqrt(total / lang.cast(dim, f32) + eps)
+        return total  # type: ignore[no-any-return]  # traced
+
+    def _squares_of(self, column: Expr, lanes: int) -> Expr:
+        total = fold([v * v for v in self._x.load(self._place + column)], operator.add)
+        for step in range(lanes.bit_length() - 1):
+            total = total + lang.shuffle_xor(total, 1 << step)
+        return total  # type: ignore[no-any-return]  # traced
 
     def _read(self, column: Operand) -> list[Expr]:
         """A thread's elements from a column, as they are stored."""
@@ -85,41 +105,50 @@ class Head:
 
 def _run(
     *, x: Argument, cos: Argument, sin: Argument, starts: Argument, y: Argument, keys: Argument,
-    values: Argument, norms: Argument | None = None, **layout: bool,
+    values: Argument, norms: Argument | None = None, lanes: int = 0, **layout: bool,
 ) -> None:  # fmt: skip
-    """A thread has one chunk (or word) of a head of a token."""
+    """A thread has a chunk (or word) of a head of a token; `lanes` of them shuffle for its norm."""
     turn = Turn(cos, sin, **layout)
     width = width_of(y, turn.chunk)
-    heads, kv_heads, tokens, dim, _, height = (
-        lang.parameter(n, u32) for n in ("heads", "kv_heads", "tokens", "dim", "rotary", "height")
+    heads, kv_heads, tokens, dim, height, threads = (
+        lang.parameter(n, u32) for n in ("heads", "kv_heads", "tokens", "dim", "height", "threads")
     )
-    with lang.if_(lang.global_id() < lang.parameter("threads", u32)):
-        row, column = place_of(width)
+
+    def head_of(row: Expr) -> tuple[Expr, Expr, Expr, Expr, Expr]:
         i, rest = row % tokens, row // tokens
         head, b = rest % (heads + kv_heads * 2), rest // (heads + kv_heads * 2)
+        which = lang.select(head < heads, 0, lang.const(1, u32))
+        return i, head, b, offset_of([b, head, i], "x"), which
+
+    source: Head | None = None
+    if lanes:  # outside of what only some threads do, since they shuffle
+        row, column = place_of(width)
+        *_, place, which = head_of(lang.minimum(row, threads // lanes - 1))
+        source = Head(x, place, width, turn.chunk, norms, which, (column, lanes))
+    with lang.if_(lang.global_id() < threads):
+        row, column = place_of(width)
+        i, head, b, place, which = head_of(row)
         first = starts[b] if starts.rank == 1 else starts[b, 0]
         position = lang.bitcast(first, u32) + i
-        lanes = [lang.minimum(column + e, dim - 1) for e in range(width)]
-        lanes = [column, *lanes[1:]] if turn.chunk else lanes
-        place = offset_of([b, head, i], "x")
+        every = [lang.minimum(column + e, dim - 1) for e in range(width)]
+        every = [column, *every[1:]] if turn.chunk else every
         turns = head < heads + kv_heads
         with lang.if_(turns):
-            which = lang.select(head < heads, 0, lang.const(1, u32))
-            source = Head(x, place, width, turn.chunk, norms, which)
-            own = source.load(column) if turn.chunk else [source[c] for c in lanes]
+            source = source or Head(x, place, width, turn.chunk, norms, which)
+            own = source.load(column) if turn.chunk else [source[c] for c in every]
             at, none = lang.minimum(position, height - 1), lang.const(0, u32)
-            made = turn.turned(source, none, own, at, lanes)
-            made = turn.passed(made, own, lanes, position < height)
+            turned = turn.turned(source, none, own, turn.entries(at, every), every)
+            turned = turn.passed(turned, own, every, position < height)
             with lang.if_(head < heads):
-                y.store(offset_of([b, head, i], "y") + column, made)
+                y.store(offset_of([b, head, i], "y") + column, turned)
             with lang.else_():
                 to, fits = place_in(starts, b, head - heads, i, "kc")
                 with lang.if_(fits):
-                    keys.store(to + column, made)
+                    keys.store(to + column, turned)
         with lang.else_():
             to, fits = place_in(starts, b, head - heads - kv_heads, i, "vc")
             with lang.if_(fits):
-                values.store(to + column, turn.read(x, place, lanes))
+                values.store(to + column, turn.read(x, place, every))
 
 
 kernel: Kernel = Kernel(_run, workgroup=WORKGROUP, name="rope_cache_write")
@@ -227,7 +256,10 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     params = signature(reads, {"y": 1}, {"keys": 1, "values": 1})
     rows, width = batch * all_heads * tokens, width_of(y, layout["chunk"])
     across = whole_rows(keys, values, y)
-    call = rows_call(kernel, refs, rows, across, width, scalars, tuple(layout.items()), params)
+    items = across // width
+    shuffles = caps.shuffles and norms and layout["chunk"] and across == dim == items * width
+    constants = (*layout.items(), ("lanes", items if shuffles and items in LANES else 0))
+    call = rows_call(kernel, refs, rows, across, width, scalars, constants, params)
     return Lowered((call,))
 
 

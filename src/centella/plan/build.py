@@ -1,6 +1,7 @@
 """From recorded nodes to an immutable plan, in small passes.
 
     drop    nodes that nobody reads
+    join    norms with the product whose result they alone read, where one kernel takes both
     fuse    element-wise nodes with each other and with the norm or reduction beside them
     lower   each node to launches (its op chooses kernels) or to its NumPy formula on the CPU
     place   buffers: one for each value that stays, temporaries reused by lifetime
@@ -26,6 +27,7 @@ from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import Fused, fuse
 from centella.plan.graph import PlanNode, Source, owners_of
+from centella.plan.join import joined
 from centella.plan.plan import Plan
 from centella.record.recording import Node
 from centella.record.values import Origin, Value
@@ -102,6 +104,7 @@ def build(
     plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
     alive = _alive(plain)
     needed = alive
+    plain, alive = joined(plain, alive, caps, memo.fused)
     plain, alive = fuse(plain, alive, caps, memo.fused)
     if len(memo.launches) >= LOWERED:
         memo.launches.clear()

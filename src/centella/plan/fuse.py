@@ -45,10 +45,15 @@ class FormStep(NamedTuple):
 
 
 class Fused(Struct, eq=False):
-    """What is known of chains on a device: each form as a step, and the forms of chains by key."""
+    """What is known of chains on a device: each form as a step, and the forms of chains by key.
+
+    Attributes:
+        pairs: of a product and its norm: the form of both, None where they stay two (`join`).
+    """
 
     steps: dict[Form[Any], FormStep] = field(default_factory=dict)
     chains: dict[Hashable, Form[Any]] = field(default_factory=dict)
+    pairs: dict[tuple[Form[Any], Form[Any]], Form[Any] | None] = field(default_factory=dict)
 
 
 def fuse(
@@ -60,10 +65,11 @@ def fuse(
         nodes: in order; alive: those that must run.
         known: of the chains before on this device.
     """
-    if len(known.steps) + len(known.chains) >= FORMS:
+    if len(known.steps) + len(known.chains) + len(known.pairs) >= FORMS:
+        known.pairs.clear()
         known.steps.clear()
         known.chains.clear()
-    graph = _Graph(nodes, _readers(nodes, alive), _changed(nodes), caps, known)
+    graph = _Graph(nodes, readers_of(nodes, alive), changed_by(nodes), caps, known)
     fused, left = list(nodes), list(alive)
     for last in range(len(nodes) - 1, -1, -1):
         if last in graph.taken or not left[last] or not _fusable(nodes[last]):
@@ -86,7 +92,8 @@ def _fusable(node: PlanNode) -> bool:
     return (op.element is not None or op.name in ALONG_ROWS) and node.form.outputs[0].size > 0
 
 
-def _readers(nodes: Sequence[PlanNode], alive: list[bool]) -> dict[Origin, set[int]]:
+def readers_of(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> dict[Origin, set[int]]:
+    """Of each value, the nodes alive that read it."""
     readers: dict[Origin, set[int]] = {}
     for index, node in enumerate(nodes):
         if alive[index]:
@@ -95,7 +102,7 @@ def _readers(nodes: Sequence[PlanNode], alive: list[bool]) -> dict[Origin, set[i
     return readers
 
 
-def _changed(nodes: Sequence[PlanNode]) -> set[Origin]:
+def changed_by(nodes: Sequence[PlanNode]) -> set[Origin]:
     """Values that a node changes in place: their readers stay where they were recorded."""
     return {(node.inputs[i].node, node.inputs[i].index) for node in nodes for i in node.op.mutates}
 

@@ -67,14 +67,17 @@ class Cell:
         what: how errors call it.
         memory: a value in the memory where every version lies, its content undefined; None for a
             replay's result, whose versions have nothing in common but the memory.
+        note: what its owner on the host knows of what it holds now; where a change fails, what it
+            was before that is recorded.
     """
 
     __slots__ = ("__weakref__", "_current", "_looked", "_readers", "_replays", "_seen", "_self",
-                 "memory", "what")  # fmt: skip
+                 "memory", "note", "what")  # fmt: skip
 
     def __init__(self, what: str, memory: Value | None = None) -> None:
         self.memory: Value | None = memory
         self.what: str = what
+        self.note: Any = None
         self._current: Value | None = None
         self._readers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._replays: list[tuple[Runs, Any]] = []
@@ -85,7 +88,7 @@ class Cell:
     @property
     def current(self) -> Value | None:
         """The newest version, recorded or computed."""
-        if self._replays:
+        if self._replays and self._looked != Runs.newest:
             self._catch_up()
         return self._current
 
@@ -111,9 +114,7 @@ class Cell:
     def _catch_up(self) -> None:
         """Give the last run of a replay its version, unless it has one."""
         newest = Runs.newest
-        if self.memory is None or self._looked == newest:
-            return
-        if self._newest_run() is None:
+        if self.memory is None or self._newest_run() is None:
             self._looked = newest
             return
         with self.memory.device.lock:
@@ -122,6 +123,7 @@ class Cell:
                 runs, computed_by = run
                 self.advance(self.version(runs.what, runs.site, computed_by))
                 self._seen = runs.last
+                self._looked = newest
                 self._replays = [p for p in self._replays if p[0].alive or p[0].last > self._seen]
 
     def version(self, what: str, site: Site, computed_by: Any) -> Value:
@@ -173,8 +175,10 @@ class Cell:
         before = self._current
         if before is not None:
             before.stale = Stale(self.what, value.site, self.memory is None)
-            value.note = before.note
-            value.before = before if value.state == PENDING else None
+            if value.state == PENDING:
+                before.note, value.before = self.note, before
+            else:
+                value.before = None
         value.version_of = self._self
         self._current = value
         if value.state != READY:
@@ -182,12 +186,19 @@ class Cell:
         if self._readers:
             self._readers.clear()
 
+    def end(self, site: Site) -> None:
+        """The memory has changed, and no value stands for what it holds now."""
+        if self._current is not None:
+            self._current.stale = Stale(self.what, site, self.memory is None)
+            self._current = None
+            self._readers.clear()
+
     def roll_back(self) -> None:
         """Changes that failed will not happen: the version before is there again, if one is."""
         current = self._current
         while current is not None and current.state == FAILED and current.before is not None:
             current = current.before
-            current.stale = None
+            current.stale, self.note = None, current.note
         self._current = current
         self._readers.clear()
         self._touched()
@@ -212,7 +223,7 @@ class Value(Struct, eq=False, weakref=True):
         stale: what has changed since, of what it is a version of.
         version_of: the memory that it is one version of, which may have gone: see `cell`.
         before: the version before, until it is known that this one will be computed.
-        note: what its owner on the host knows about this version.
+        note: the note of its memory when the version after it was recorded.
         computed_by: the plan, or what a replay says instead; else None.
         events: what has happened to it since; see `history`.
     """

@@ -62,8 +62,8 @@ def note_work(
 
 
 def _bytes_up(work: Submission) -> int:
-    return sum(data.nbytes for _, data in work.uploads)
+    return sum([data.nbytes for _, data in work.uploads])
 
 
 def _bytes_back(work: Submission) -> int:
-    return sum(read.nbytes for read in work.reads)
+    return sum([read.nbytes for read in work.reads])

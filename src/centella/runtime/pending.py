@@ -32,7 +32,7 @@ class Pending(Generic[T]):
 
     def done(self) -> bool:
         """True once the device has finished; never blocks."""
-        return self._finish is None or all(t.done() for t in self._tickets)
+        return self._finish is None or all([ticket.done() for ticket in self._tickets])
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the device and return the result; the same object each time.

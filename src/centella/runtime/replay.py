@@ -240,7 +240,7 @@ class Replay:
         with executor.lock:
             executor.check_lost()
             self._settle()
-            undo: list[tuple[Value, Any]] = []
+            undo: list[tuple[Cell, Any]] = []
             begin = began()
             try:
                 uploads, copies, slots = self._transfers(data)
@@ -258,7 +258,11 @@ class Replay:
                 self._inputs.last = [None] * len(data)  # what was to be copied was not
                 raise
             self._runs.ran(site)
-            values = [self._output(result, site) for result in self._results]
+            values = [] if reads else [self._output(result, site) for result in self._results]
+            if reads:  # nobody gets values: those of the last run end
+                for result in self._results:
+                    if isinstance(result, Result):
+                        result.cell.end(site)
             states = (t.cell.current for t in self._touched if t.changed)
             executor.suspects.note(work, ticket.serial, chain(values, states))
         return ticket, values
@@ -296,7 +300,7 @@ class Replay:
         """One write for what comes from the host, a copy for what is on the device already."""
         inputs = self._inputs
         slots, copies = self._slots, []
-        from_host = any(not isinstance(x, Value) for x in data)
+        from_host = any([not isinstance(x, Value) for x in data])
         packed = np.zeros(inputs.nbytes, np.uint8) if from_host else None
         for index, (x, start) in enumerate(zip(data, inputs.starts, strict=True)):
             if isinstance(x, Value):
@@ -322,15 +326,13 @@ class Replay:
         permit("upload", "uploads")
         return [(inputs.slot, packed)], copies, slots
 
-    def _mark(self) -> list[tuple[Value, Any]]:
+    def _mark(self) -> list[tuple[Cell, Any]]:
         """Bring the host's notes of States up to date; returns what they were."""
-        before: list[tuple[Value, Any]] = []
+        before: list[tuple[Cell, Any]] = []
         try:
             for cell, note in self._host_updates:
-                current = cell.current
-                assert current is not None, "a cell is made with its first version"
-                before.append((current, current.note))
-                current.note = note(current.note)
+                before.append((cell, cell.note))
+                cell.note = note(cell.note)
         except BaseException:
             _back(before)
             raise
@@ -358,10 +360,10 @@ class Replay:
         return value
 
 
-def _back(before: list[tuple[Value, Any]]) -> None:
+def _back(before: list[tuple[Cell, Any]]) -> None:
     """Take notes back."""
-    for value, note in reversed(before):
-        value.note = note
+    for cell, note in reversed(before):
+        cell.note = note
 
 
 def _touched(taken: Recorded, boundary: Boundary) -> list[Touched]:

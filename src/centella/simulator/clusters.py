@@ -25,7 +25,7 @@ from centella.simulator.bulk import (
 from centella.simulator.group_ops import meet
 from centella.simulator.launch import Region
 from centella.simulator.machine import Capability, Machine
-from centella.simulator.tma import Target, copy_boxes
+from centella.simulator.tma import Target, copy_boxes, send
 
 
 class Member:
@@ -46,7 +46,8 @@ class Member:
         """The statements of clusters."""
         return Capability({
             "cluster_arrive": self._arrive, "cluster_load": self._load,
-            "mbar_arrive_at": self._arrive_at, "tma_multicast": self._multicast,
+            "cluster_store": self._store, "mbar_arrive_at": self._arrive_at,
+            "tma_multicast": self._multicast,
         }, {"cluster_wait": self._wait}, self._end)  # fmt: skip
 
     def _end(self, machine: Machine) -> None:
@@ -112,6 +113,24 @@ class Member:
             barrier = peer.barriers.at(array, number)
             # Epochs of this group say nothing there: such an arrival orders no writes.
             check(machine, index, barrier.arrive(0, barrier.epoch))
+
+    def _store(self, machine: Machine, index: int) -> None:
+        _, _, operands, (array, barriers) = machine.ir.body[index]
+        starts, numbers = (
+            operand_values(machine, index, 0),
+            barriers_of(machine, index, 1, barriers),
+        )
+        peers, active = self._named(machine, index, 2), active_threads(machine)
+        values = [np.broadcast_to(machine.values[v], machine.shape)[0] for v in operands[3:]]
+        if any(first % len(values) for first in starts):
+            raise machine.fault_here(index, f"{len(values)} words off their boundary")
+        rows = zip(active, starts, numbers, peers, strict=True)
+        for thread, first, number, peer in rows:
+            words = np.arange(first, first + len(values))
+            check_inside(machine, index, array, words)
+            bits = np.array([v[thread] for v in values]).view(np.uint32)
+            target = Target(peer.shared, peer.barriers)
+            send(machine, index, target, number, (array, words, bits), barriers)
 
     def _multicast(self, machine: Machine, index: int) -> None:
         targets: list[list[Target]] = []

@@ -34,7 +34,7 @@ REGISTERS_AT_ONCE = 1 << 25  # 128 MiB of values
 ORDERS: tuple[str, ...] = get_args(Order)
 MOST_LANES = 128  # of a subgroup, on any adapter
 # Statements that tell the hardware something, and compute nothing.
-HINTS = ("resident", "fetch_lines", "cluster", "launch_dependents")
+HINTS = ("resident", "fetch_lines", "cluster", "launch_dependents", "await_launches")
 STATELESS = (
     MEMORY, GROUP_OPS, ATOMICS, FRAGMENTS,
     Capability(dict.fromkeys(HINTS, lambda machine, index: None)),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from centella.simulator.barriers import Barriers, barriers_of, check
+from centella.simulator.barriers import Barriers, Box, barriers_of, check
 from centella.simulator.bulk import (
     Boxes,
     Reads,
@@ -93,12 +93,17 @@ def copy_boxes(
         check_inside(machine, index, array, words)
         bits = _read(machine, index, source, element, inside)
         for group in groups:
-            region = group.shared[array]
-            if isinstance(region.race_check, Boxes):
-                check_fault(machine, index, array, words, region.race_check.come(words))
-            region.words[words] = UNDEFINED
-            barrier = group.barriers.at(barriers, number)
-            check(machine, index, barrier.copy((array, words, bits)))
+            send(machine, index, group, number, (array, words, bits), barriers)
+
+
+def send(machine: Machine, index: int, group: Target, number: int, box: Box, barriers: int) -> None:
+    """Have words on their way to a group, to be counted at one of its barriers."""
+    array, words, _ = box
+    region = group.shared[array]
+    if isinstance(region.race_check, Boxes):
+        check_fault(machine, index, array, words, region.race_check.come(words))
+    region.words[words] = UNDEFINED
+    check(machine, index, group.barriers.at(barriers, number).copy(box))
 
 
 def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Mask) -> Words:

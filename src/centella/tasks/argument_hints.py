@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from centella.errors import DTypeError
 
-_BEAMS = "there is no beam search here"
+_BEAMS = "beams are of generate: their texts are known when the search ends"
 _STREAM = "model.stream(prompt) and model.chat(messages) yield the text in pieces"
 _LOADED = "is an argument of ct.load"
 _TEMPLATE = "chat(messages, template={%s: ...}) passes it to the model's chat template"
@@ -21,7 +21,9 @@ OF_GENERATE: dict[str, str] = {
     "repeat_penalty": "expected repetition_penalty=",
     "do_sample": "expected temperature=, 0 for the most likely token",
     "temp": "expected temperature=",
-    **dict.fromkeys(("num_beams", "num_beam_groups"), _BEAMS),
+    **dict.fromkeys(("num_beams", "beams", "beam_size"), "expected beam=, of generate"),
+    **dict.fromkeys(("beam", "length_penalty", "early_stopping"), _BEAMS),
+    **dict.fromkeys(("num_beam_groups", "diversity_penalty"), "beams have no groups here"),
     **dict.fromkeys(("stream", "streamer"), _STREAM),
     "callback": "on_token= of stream and chat is called with each token",
     "tools": 'expected chat(messages, template={"tools": [...]}): they are written into the prompt;'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from centella.host.blockwise import cores
 from centella.host.log import logger
 from centella.host.workers import pool
 from centella.runtime.pending import Pending
-from centella.tasks.tokens import Tokens
+from centella.tasks.tokens import FIRST, Tokens
+from centella.tensors.arguments import flag
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -43,6 +44,8 @@ IN_FLIGHT = 2  # batches that the device holds while the host prepares the next
 
 def by_length(lengths: Array, batch_size: int) -> list[Array]:
     """The texts of each batch, the longest first."""
+    if len(lengths) == 1:
+        return [FIRST]
     order = (-lengths).argsort(kind="stable")
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
@@ -159,7 +162,8 @@ class Batch(Struct, frozen=True, eq=False):
 
     def columns(self, most: int, exact: bool = False) -> int:
         """Tokens that a row has for the longest of these texts."""
-        return columns_of(int(self.tokens.lengths[self.rows].max()), most, exact)
+        lengths = self.tokens.lengths[self.rows]
+        return columns_of(int(lengths[0] if len(lengths) == 1 else lengths.max()), most, exact)
 
 
 def batches_of(
@@ -176,13 +180,15 @@ def batches_of(
         room: tokens of a batch, where none is to be wider than a text of it needs alone; else 0.
         threads: how many call `parts`.
     """
+    if len(parts) == 1:
+        tokens = parts[0]()
+        yield from _last(tokens, None, batch_size, most, room)
+        return
     waiting: list[tuple[Tokens, Array]] = []
     count = 0
     for number, tokens in enumerate(ahead(parts, threads), 1):
         waiting.append((tokens, np.arange(count, count + len(tokens))))
         count += len(tokens)
-        if len(parts) == 1:
-            break
         rest = Tokens.joined([each for each, _ in waiting])
         texts = np.concatenate([numbers for _, numbers in waiting])
         waiting = [(rest, texts)]
@@ -199,9 +205,16 @@ def batches_of(
         left = np.concatenate(few)
         waiting = [(rest.taken(left), texts[left])]
     for rest, texts in waiting if count else ():
-        lengths = rest.lengths
-        for some in by_columns(lengths, most, room) if room else by_length(lengths, batch_size):
-            yield Batch(rest, some, texts[some])
+        yield from _last(rest, texts, batch_size, most, room)
+
+
+def _last(
+    tokens: Tokens, texts: Array | None, batch_size: int, most: int, room: int
+) -> Iterator[Batch]:
+    """As `batches_of`, of texts behind which no others come; None: they are all texts."""
+    lengths = tokens.lengths
+    for rows in by_columns(lengths, most, room) if room else by_length(lengths, batch_size):
+        yield Batch(tokens, rows, rows if texts is None else texts[rows])
 
 
 def ahead(calls: Sequence[Callable[[], T]], threads: int = 1) -> Iterator[T]:
@@ -295,15 +308,28 @@ def listed(op: str, texts: Any) -> list[Any]:
     return list(texts)
 
 
-@contextmanager
-def told(total: int, show: Progress) -> Iterator[Callable[[int, int], None]]:
+def progress_of(op: str, progress: Any) -> Progress:
+    """What a caller gave.
+
+    Raises:
+        DTypeError: no function, True or False.
+    """
+    return progress if callable(progress) else flag(op, "progress", progress)
+
+
+def told(total: int, show: Progress) -> AbstractContextManager[Callable[[int, int], object]]:
     """What is called with texts done and of all: the caller's own, a bar of rich, or log lines."""
-    if not show:
-        yield lambda done, total: None
-        return
     if callable(show):
-        yield show
-        return
+        return nullcontext(show)
+    return _drawn(total) if show else nullcontext(_silent)
+
+
+def _silent(done: int, total: int) -> None:
+    """Nobody asked."""
+
+
+@contextmanager
+def _drawn(total: int) -> Iterator[Callable[[int, int], None]]:
     try:
         from rich import console, progress
     except ImportError:

@@ -1,219 +1,256 @@
-"""Beam search: the likeliest texts of each window, followed side by side.
+"""Beam search: the likeliest texts of a prompt, followed side by side.
 
-The beams of a window are so many query rows over one memory: its sound's keys and values are read
-once for all. Their own keys and values lie behind each other in one cache, a slot a beam and step;
-a table says which slots each beam sees. When beams go on from others, rows of the table move, and
-no key is copied. The device keeps what runs; the host notes which texts have ended, a step behind.
+The device scores what may follow each text that runs, takes the best candidates of each prompt and
+goes on from those that have not ended (`BeamStates`). The host notes which texts have ended, a step
+behind (`Search`). Where the keys of beams are is their session's: `speech_beams`, `beam_session`.
+The rules are those of transformers.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
-from centella.dtypes import i32
-from centella.errors import ContractError
 from centella.op.op import get
-from centella.ops.speech_host import LAST, NEVER, NOTES
-from centella.runtime.pending import Pending
-from centella.tasks.rules import NoRepeat, noted
-from centella.tasks.speech_session import SpeechSession
+from centella.ops.beam import OUT, chosen
+from centella.runtime.device import Device
+from centella.tasks.beam_settings import BeamSettings
+from centella.tasks.logprobs import TokenLogprobs
+from centella.tasks.pieces import Generation, Ids, Text
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange
-from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
 
 Array = np.ndarray[Any, Any]
-Ids = list[int]
-OUT = -1.0e9  # added to the score of what may not be taken
 
 
-class Beams:
-    """Beam search in the windows that a session has heard.
+class Hypothesis(Struct, frozen=True, eq=False):
+    """A text of a search: what it goes on from, and its last token.
+
+    Attributes:
+        total: log-probabilities of its tokens, added up.
+        logprobs: of its last token; None: they are not told.
+        text: the same, in which strings that end it are looked for; None: there are none.
+    """
+
+    before: Hypothesis | None = None
+    token: int = -1
+    total: float = 0.0
+    logprobs: TokenLogprobs | None = None
+    text: Text | None = None
+
+    def then(self, token: int, total: float, logprobs: TokenLogprobs | None) -> Hypothesis:
+        """It with one token more."""
+        text = None
+        if self.text is not None:
+            text = self.text.fork()
+            text.add(token)
+        return Hypothesis(self, token, total, logprobs, text)
+
+    @property
+    def steps(self) -> list[Hypothesis]:
+        """It with each number of tokens from 1 on."""
+        steps: list[Hypothesis] = []
+        at = self
+        while at.before is not None:
+            steps.append(at)
+            at = at.before
+        return steps[::-1]
+
+    @property
+    def ids(self) -> Ids:
+        """Its tokens, the end included."""
+        return [step.token for step in self.steps]
+
+
+class Search:
+    """The texts of a prompt: those that run, and the best that have ended.
 
     Args:
-        session: with a cache for `session.beam` beams a window.
+        vocab: tokens that a code counts for a beam; ends: those that end a text.
+        steps: most tokens; with the last one all texts end.
+        text: empty, with strings that end a text, too.
+
+    Attributes:
+        running: of each beam; parents: the beams that they went on from.
+        scores: f32 [beam], their log-probabilities, added up.
+        ended: scores and texts, the best first.
+        done: nothing is added any more.
     """
 
-    def __init__(self, session: SpeechSession) -> None:
-        self._session = session
-        batch, beam, device = session.batch, session.beam, session.model.device
-        v, targets = session.vocabulary, session.model.config.max_target_positions
-        self._no_repeat = NoRepeat(v, batch * beam, targets, device)
+    def __init__(
+        self, settings: BeamSettings, vocab: int, ends: Collection[int], steps: int,
+        text: Text | None = None,
+    ) -> None:  # fmt: skip
+        self.running: list[Hypothesis] = [Hypothesis(text=text)] * settings.beam
+        self.ended: list[tuple[float, Hypothesis]] = []
+        self.done: bool = False
+        self.parents: list[int] = [0] * settings.beam
+        self.scores: Array = np.zeros(settings.beam, np.float32)
+        self._settings = settings
+        self._vocab, self._ends, self._steps = vocab, frozenset(ends), steps
+        self._tokens = 0
 
-        def state(name: str, shape: tuple[int, ...], dtype: type = np.int32) -> State:
-            return State(np.zeros(shape, dtype), device=device, name=name)
+    def add(self, best: Array, which: Array, logprobs: Sequence[TokenLogprobs | None] = ()) -> bool:
+        """Note the candidates of a step; whether a string has ended one.
 
-        self._tokens = state("tokens of beams", (batch, beam))
-        self._scores = state("scores of beams", (batch * beam, 1), np.float32)
-        self._seen = state("slots that beams see", (batch * beam, session.cache.capacity))
-        self._at = state("position of the beams", (1, 1))
-        self._notes = state("notes of beams", (batch * beam, len(NOTES)))
-        self._captured: dict[tuple[bool, bool], Jitted[..., tuple[Tensor, Tensor]]] = {}
-
-    # -- what is captured -------------------------------------------------------------------------
-
-    def _stepped(self, timed: bool, no_repeat: bool) -> tuple[Tensor, Tensor]:
-        """Continue all beams; [batch, 2 beam]: the best scores, beam * vocab + token of each."""
-        session = self._session
-        batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
-        each = arange(beam, device=session.model.device)
-        slots = session.cache.begin(beam).reshape(batch, 1, 1) + each.reshape(1, beam, 1)
-        every = arange(session.cache.capacity, device=session.model.device)
-        seen = (self._seen.value.reshape(batch, beam, -1) > 0) | fn.eq(every, slots)
-        at = fn.broadcast_to(self._at.value, (batch, beam))
-        x = session.model.decoder(
-            self._tokens.value, session.memory(), session.cache, at, seen[:, None]
-        )
-        scores = fn.log_softmax(session.model.head(x).reshape(batch * beam, vocab), -1)
-        if no_repeat:
-            scores = self._no_repeat.masked(scores)
-        rules = session.vocabulary.rules(timed)
-        operands = (scores, session.suppress.levels, self._notes.value)
-        scores = apply_all(get("speech_scores"), operands, rules)[0]
-        best, which = best_of(scores + self._scores.value, batch, 2 * beam)
-        self._go_on(best, which, seen, no_repeat)
-        return best, which
-
-    def _go_on(self, best: Tensor, which: Tensor, seen: Tensor, no_repeat: bool) -> None:
-        """The best that have not ended are the beams of the next step."""
-        session = self._session
-        batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
-        ended = fn.eq(which % vocab, session.vocabulary.end)
-        running, picks = fn.topk(fn.where(ended, best + OUT, best), beam)
-        candidates = arange(2 * beam, device=best.device)
-        chosen = fn.eq(candidates, picks.reshape(batch, beam, 1))
-        which = fn.sum(fn.where(chosen, which.reshape(batch, 1, -1), 0), -1)
-        tokens = which % vocab
-        window = arange(batch, device=best.device).reshape(batch, 1) * beam
-        parents = (which // vocab + window).reshape(batch * beam)
-        self._seen.assign(fn.gather(seen.astype(i32).reshape(batch * beam, -1), parents))
-        chosen, notes = tokens.reshape(batch * beam, 1), fn.gather(self._notes.value, parents)
-        self._notes.assign(noted(notes, chosen, session.vocabulary.first_time))
-        if no_repeat:
-            self._no_repeat.moved(parents)
-            self._no_repeat.taken(chosen)
-        self._tokens.assign(tokens)
-        self._scores.assign(running.reshape(batch * beam, 1))
-        self._at.assign(self._at.value + 1)
-
-    # -- what the host calls ----------------------------------------------------------------------
-
-    def write(
-        self, prompt: Ids, begin: int, steps: int, *, timed: bool, no_repeat: int,
-        active: Sequence[bool],
-    ) -> dict[int, tuple[Ids, float]]:  # fmt: skip
-        """The likeliest text of each active window, without the end, and its mean log-probability.
+        Then beams go on from `running`, and not from what the device has chosen.
 
         Args:
-            prompt: of every window; begin: where the transcript begins in it.
-            steps: most tokens; timed, no_repeat: as for `SpeechSession.start`.
-
-        Raises:
-            ContractError: scores were NaN or infinite; names the window.
+            best: scores [candidates], the best first; which: beam * vocab + token of each.
+            logprobs: of their tokens, where they are told.
         """
-        self._start(prompt, begin, no_repeat)
-        v, beam = self._session.vocabulary, self._session.beam
-        texts = {row: _Texts(beam, v.end, v.size) for row, on in enumerate(active) if on}
-        under_way: deque[Pending[Any]] = deque()
-        step = self._step(timed, no_repeat > 0)
-        for count in range(1, steps + 1):
-            while len(under_way) < min(2, steps - count + 1):
-                under_way.append(step.fetch())
-            best, which = under_way.popleft().result()
-            for row, text in texts.items():
-                stuck = not (text.ended or best[row, 0] > NEVER)  # no token that may come
-                if stuck or np.isnan(best[row]).any():
-                    raise ContractError(
-                        f"transcribe: window {row}, token {count - 1}: the scores of what "
-                        f"may come are NaN or infinite; dtype='bf16' or 'f32' has a wider range"
-                    )
-                text.add(best[row], which[row], count == steps)
-            if not any(text.improving for text in texts.values()):
-                break
-        return {row: text.best for row, text in texts.items()}
-
-    def _start(self, prompt: Ids, begin: int, no_repeat: int) -> None:
-        session, before = self._session, len(prompt) - 1
-        session.read([prompt] * session.batch, begin)
-        session.cache.truncate(before)  # the first step feeds the last one, to every beam
-        notes = np.zeros(self._notes.shape, np.int32)
-        notes[:, LAST] = session.vocabulary.first_time - 1
-        self._notes.assign(notes)
-        self._no_repeat.begin()
-        if no_repeat:
-            self._no_repeat.choose(no_repeat)
-        seen = np.zeros(self._seen.shape, np.int32)
-        seen[:, :before] = 1
-        scores = np.full((session.batch, session.beam), OUT, np.float32)
-        scores[:, 0] = 0.0  # all beams are the same yet
-        self._seen.assign(seen)
-        self._scores.assign(scores.reshape(-1, 1))
-        self._tokens.assign(np.full(self._tokens.shape, prompt[-1], np.int32))
-        self._at.assign(np.array([[before]], np.int32))
-
-    def _step(self, timed: bool, no_repeat: bool) -> Jitted[..., tuple[Tensor, Tensor]]:
-        how = timed, no_repeat
-        if how not in self._captured:
-
-            def step() -> tuple[Tensor, Tensor]:
-                return self._stepped(*how)
-
-            self._captured[how] = Jitted(step, self._session.model.device)
-        return self._captured[how]
-
-
-class _Texts:
-    """The texts of a window: those that run, and the best that have ended.
-
-    A text's score is the mean of its log-probabilities, the end's included. It stops when no text
-    that runs could better the worst that is kept, if it ended now.
-    """
-
-    def __init__(self, beam: int, end: int, vocab: int) -> None:
-        self._beam, self._end, self._vocab = beam, end, vocab
-        self._running: list[Ids] = [[] for _ in range(beam)]
-        self._ended: list[tuple[float, Ids]] = []
-        self._tokens = 0
-        self.improving = True
-
-    def add(self, best: Array, which: Array, last: bool) -> None:
-        """Candidates of a step, the best first; with the last one all texts end."""
-        if not self.improving:
-            return
+        how, beam = self._settings, self._settings.beam
         self._tokens += 1
-        runs: list[tuple[float, Ids]] = []
-        for rank, (score, code) in enumerate(zip(best.tolist(), which.tolist(), strict=True)):
-            parent, token = divmod(code, self._vocab)
-            text = [*self._running[parent], token]
-            if token != self._end:
-                runs.append((score, text))
-            if (last or token == self._end) and rank < self._beam:
-                self._ended.append((score / self._tokens, text))
-        self._ended = sorted(self._ended, key=lambda kept: -kept[0])[: self._beam]
-        self._running = [text for _, text in runs[: self._beam]]
-        full = len(self._ended) == self._beam
-        self.improving = not last and not (full and runs[0][0] / self._tokens <= self._ended[-1][0])
+        last = self._tokens == self._steps
+        told = logprobs or [None] * len(best)
+        codes = zip(best.tolist(), which.tolist(), told, strict=True)
+        each = [
+            self.running[code // self._vocab].then(code % self._vocab, total, own)
+            for total, code, own in codes
+        ]
+        by_token = [one.token in self._ends for one in each]
+        by_text = [one.text is not None and one.text.finish == "stop" for one in each]
+        ended = [a or b for a, b in zip(by_token, by_text, strict=True)]
+        ending = [one for one, end in zip(each[:beam], ended, strict=False) if end or last]
+        scored = [(how.score(one.total, self._tokens), one) for one in ending]
+        self.ended = sorted([*self.ended, *scored], key=lambda kept: -kept[0])[:beam]
+        self.scores, order = best[:beam], list(range(beam))
+        if any(ended):
+            self.scores, places = chosen(best, np.array(ended), beam)
+            order = places.tolist()
+        self.running = [each[i] for i in order]
+        self.parents = [int(which[i]) // self._vocab for i in order]
+        self.done = last or all(ended) or not self._improving(float(self.scores[0]))
+        return by_text != by_token and any(by_text)
 
-    @property
-    def ended(self) -> bool:
-        """Whether a text has."""
-        return bool(self._ended)
+    def _improving(self, total: float) -> bool:
+        """Whether the best text that runs may come among those that are kept.
 
-    @property
-    def best(self) -> tuple[Ids, float]:
-        """The best text that has ended, without its end, and its score."""
-        score, text = self._ended[0]
-        return [token for token in text if token != self._end], score
+        Args:
+            total: its log-probabilities, added up.
+        """
+        how = self._settings
+        if len(self.ended) < how.beam:
+            return True
+        if how.early_stopping is True:
+            return False
+        longest = how.early_stopping == "never" and how.length_penalty > 0
+        tokens = self._steps if longest else self._tokens
+        return how.score(total, tokens) > self.ended[-1][0]
+
+    def best(self, n: int) -> list[tuple[float, Hypothesis]]:
+        """The best texts, with their scores; those that run where fewer have ended."""
+        tokens = max(self._tokens, 1)
+        rest = [(self._settings.score(one.total, tokens), one) for one in self.running]
+        return [*self.ended, *rest][:n]
+
+    def generations(self, n: int, empty: Text, end: str, prompt_tokens: int) -> list[Generation]:
+        """The best texts, as users get them.
+
+        Args:
+            empty: a text that begins; end: `Generation.finish` of one that nothing has ended.
+            prompt_tokens: tokens of the prompt.
+        """
+        each = []
+        for score, one in self.best(n):
+            text = empty.fork()
+            for step in one.steps:
+                text.add(step.token, step.logprobs)
+            text.end(end)
+            each.append(replace(text.generation(prompt_tokens), score=score))
+        return each
 
 
-def best_of(scores: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best of each window: f32, i32 [batch, count]; scores f32 [batch * beam, vocab].
+class BeamStates:
+    """What the device keeps of the beams of some prompts.
 
-    Indices are beam * vocab + token.
+    Args:
+        vocab: tokens of a row of scores.
+
+    Attributes:
+        prompts, beam: the same.
+        tokens, parents: i32 [prompts * beam]: the last token of each beam, and the row of the beam
+            that it went on from.
+        scores: f32 [prompts * beam], log-probabilities, added up.
     """
-    return fn.topk(scores.reshape(batch, -1), count)
+
+    def __init__(self, prompts: int, beam: int, vocab: int, device: Device) -> None:
+        self.prompts: int = prompts
+        self.beam: int = beam
+        rows = prompts * beam
+
+        def state(name: str, size: int, dtype: type = np.int32) -> State:
+            return State(np.zeros(size, dtype), device=device, name=name)
+
+        self.tokens: State = state("tokens of beams", rows)
+        self.parents: State = state("parents of beams", rows)
+        self.scores: State = state("scores of beams", rows, np.float32)
+        self._ends = state("tokens that end a text", vocab)
+        self._ids: frozenset[int] = frozenset()
+
+    def begin(self, tokens: Sequence[int], ends: Collection[int]) -> None:
+        """Beams that are all alike yet: the first of each prompt stands for all.
+
+        Args:
+            tokens: the last one of each prompt; ends: those that end a text.
+        """
+        rows = np.arange(self.prompts * self.beam, dtype=np.int32)
+        self.tokens.assign(np.repeat(np.array(tokens, np.int32), self.beam))
+        self.parents.assign(rows // self.beam * self.beam)
+        self.scores.assign(np.where(rows % self.beam == 0, 0.0, OUT).astype(np.float32))
+        ids = frozenset(ends)
+        if ids != self._ids:
+            flags = np.zeros(self._ends.shape, np.int32)
+            flags[[i for i in ids if i < len(flags)]] = 1
+            self._ends.assign(flags)
+            self._ids = ids
+
+    def go_on(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Go on with the best candidates that have not ended, as a part of what is captured.
+
+        Args:
+            scores: f32 [prompts * beam, vocab], log-probabilities of what may follow.
+
+        Returns:
+            The `count` best candidates of each prompt, [prompts, count]: their log-probabilities,
+            added up, the best first, and beam * vocab + token of each.
+        """
+        so_far = self.scores.value.reshape(-1, 1)
+        best, which = best_of(scores + so_far, self.prompts, count)
+        states = (self.tokens.value, self.parents.value, self.scores.value)
+        apply_all(get("beam_select"), (*states, best, which, self._ends.value), {})
+        return best, which
+
+    def turn(self, searches: Sequence[Search], moved: bool = True) -> None:
+        """Go on from what searches say, and not from what the device has chosen.
+
+        Args:
+            moved: whether the keys of a beam are still those of its parent; else its own.
+        """
+        rows = self.prompts * self.beam
+        tokens, parents, scores = (np.zeros(rows, t) for t in (np.int32, np.int32, np.float32))
+        for i, search in enumerate(searches):
+            own = slice(i * self.beam, (i + 1) * self.beam)
+            tokens[own] = [one.token for one in search.running]
+            parents[own] = i * self.beam + np.array(search.parents if moved else range(self.beam))
+            scores[own] = search.scores
+        self.tokens.assign(tokens)
+        self.parents.assign(parents)
+        self.scores.assign(scores)
+
+
+def best_of(scores: Tensor, prompts: int, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best of each prompt: f32, i32 [prompts, count].
+
+    Args:
+        scores: f32 [prompts * beam, vocab].
+
+    Returns:
+        Scores, the best first, and beam * vocab + token of each.
+    """
+    return fn.topk(scores.reshape(prompts, -1), count)

@@ -14,7 +14,7 @@ from centella.tasks.batches import Progress, listed
 from centella.tasks.label_runner import ClassifierConfig, LabelRunner, Read
 from centella.tasks.labels import ACTIVATIONS, Label, Ranked, Span, activated
 from centella.tasks.pairs import Typed
-from centella.tensors.arguments import flag, one_of, refuse_names, whole
+from centella.tensors.arguments import expect_finite, flag, one_of, refuse_names, whole
 
 if TYPE_CHECKING:
     from centella.models.bert_head import LabelModel
@@ -65,6 +65,7 @@ class Classifier(LabelRunner):
         Raises:
             DTypeError: for what is no text; ShapeError: a top_k or batch_size below 1, a decoder.
             WeightsError: for a token that the model has no vector for.
+            ContractError: logits that are not finite.
         """
         refuse_names("classify", other)
         if self._prompt is not None:
@@ -75,6 +76,7 @@ class Classifier(LabelRunner):
         top = len(self.labels) if top_k is None else whole("classify", "top_k", top_k, 1)
         several = listed("classify", texts)
         logits = self._logits(len(several), self._alone(several), batch_size, progress)
+        expect_finite("classify", "the logits of text", np.array(logits, np.float32))
         labels = [self._sorted(activated(row, self.config.spread), top) for row in logits]
         return labels[0] if isinstance(texts, str) else labels
 
@@ -103,6 +105,7 @@ class Classifier(LabelRunner):
             DTypeError: for what is no pair of texts; ShapeError: another activation, an instruction
                 for a model that takes none.
             WeightsError: for a token that the model has no vector for.
+            ContractError: logits that are not finite.
         """
         refuse_names("predict", other)
         texts = listed("predict", pairs)
@@ -133,6 +136,7 @@ class Classifier(LabelRunner):
             DTypeError: for what is no text; ShapeError: a model of several labels, a top_k below 1,
                 an instruction for a model that takes none.
             WeightsError: for a token that the model has no vector for.
+            ContractError: logits that are not finite.
         """
         refuse_names("rank", other)
         if len(self.labels) != 1:
@@ -161,6 +165,7 @@ class Classifier(LabelRunner):
         read = self._judged(firsts, seconds, instruction)
         rows = self._logits(len(seconds), read, batch_size, progress)
         logits = np.array(rows, np.float32).reshape(len(rows), len(self.labels))
+        expect_finite("predict", "the logits of pair", logits)
         scores = activated(logits, wanted)
         return scores[:, 0] if len(self.labels) == 1 else scores
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-import numpy as np
 from msgspec.structs import replace
 
 from centella.dtypes import Array
@@ -29,6 +28,7 @@ from centella.tasks.batches import (
     expect_tokenizer,
     listed,
     portions,
+    progress_of,
     rows_of,
     run_batches,
     threads_ahead,
@@ -39,7 +39,7 @@ from centella.tasks.embeddings import Embeddings, Rows, pieces_of, tell_of_cut, 
 from centella.tasks.forward import DENSE, Forward, vectors_of
 from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.replicas import Replicas
-from centella.tasks.tokens import Tokens
+from centella.tasks.tokens import FIRST, Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
 from centella.tensors.arguments import check_called, flag, one_of, refuse_names, whole
 from centella.tensors.hints import Hinted
@@ -242,13 +242,11 @@ class Embedder(Hinted):
         one_of("encode", "dtype", dtype, DTYPES)
         batch_size = whole("encode", "batch_size", batch_size, 1)
         wanted = self.config.normalizes("encode", normalize)
-        if not callable(progress):
-            progress = flag("encode", "progress", progress)
+        progress = progress_of("encode", progress)
         cut = None if chunk is None else self._chunker("encode", begin, chunk, overlap)
         pieces = pieces_of(listed("encode", texts), overlap, cut)
         read = checked_texts(prepared(pieces.texts, begin, self.config.lower_case))
-        special = self.tokenizer.special_ids if "sparse" in outputs else frozenset[int]()
-        rows = Rows(len(read), outputs, kept or self.dim, special)
+        rows = Rows(len(read), outputs, kept or self.dim, self.tokenizer)
         most, pad = self.config.max_length, self.tokenizer.pad_id or 0
         room = exact_tokens(self.model.device) if flag("encode", "exact", exact) else 0
         every: dict[int, Tokens] = {}  # by their first text
@@ -363,13 +361,13 @@ class Embedder(Hinted):
         """
         config = self.config
         prompt = config.prompt("warm", None, None)
-        tokens = self._tokenize(prepared(["warm"], prompt, config.lower_case))
-        pad, first = self.tokenizer.pad_id or 0, np.zeros(1, np.int64)
+        tokens = self._tokenize(checked_texts(prepared(["warm"], prompt, config.lower_case)))
+        pad = self.tokenizer.pad_id or 0
 
         def submit(where: Embedder, batch: Batch) -> Pending[Outputs]:
             return where._submit(batch, 1, pad, False, config.normalize, None, DENSE)
 
-        batch = Batch(tokens, first, first)
+        batch = Batch(tokens, FIRST, FIRST)
         if self.replicas:
             self._replicas.run_on_each(self, batch, submit)
         else:
@@ -383,7 +381,7 @@ class Embedder(Hinted):
     def _tokenize(self, texts: list[str]) -> Tokens:
         """Ids of texts, cut at the most that the model reads."""
         begin = began()
-        tokens = self.tokenizer.tokens(texts, self.config.max_length)
+        tokens = self.tokenizer.tokens_of(texts, self.config.max_length)
         self.tokenizer.check_ids(tokens, self.model.config.vocab_size)
         noted("tokenise", begin, texts=len(texts))
         return tokens
@@ -393,8 +391,10 @@ class Embedder(Hinted):
         outputs: tuple[str, ...],
     ) -> Pending[Outputs]:  # fmt: skip
         """Start a batch of at most `size` texts."""
-        forward = self._forward
-        if forward is None or not forward.stands_for(self):
-            forward = self._forward = Forward(self)
-        most = self.config.max_length
-        return forward.start(batch, size, most, fill, exact, normalize, dim, outputs)
+        work = batch, size, self.config.max_length, fill, exact, normalize, dim, outputs
+        if (forward := self._forward) is not None and forward.is_of(self):
+            pending = forward.start(*work)
+            if not forward.changed:  # asked while the device computes
+                return pending
+        self._forward = Forward(self)
+        return self._forward.start(*work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +18,9 @@ from centella.tasks.forward import DENSE
 from centella.tasks.token_outputs import Sparse, merged, vectors_by_token, weights_by_id
 from centella.tasks.tokens import Tokens
 from centella.tensors.arguments import whole
+
+if TYPE_CHECKING:
+    from centella.tasks.text import Tokenizer
 
 
 class Cut(Struct, frozen=True):
@@ -95,13 +99,15 @@ class Rows:
 
     Args:
         pieces: how many; outputs: which are wanted.
-        dim: numbers of a dense vector; special: ids that have no sparse weight.
+        dim: numbers of a dense vector; tokenizer: whose special tokens have no sparse weight.
     """
 
     def __init__(
-        self, pieces: int, outputs: tuple[str, ...], dim: int, special: frozenset[int]
+        self, pieces: int, outputs: tuple[str, ...], dim: int, tokenizer: Tokenizer
     ) -> None:  # fmt: skip
-        self._special = special
+        self._special: frozenset[int] = frozenset()
+        if "sparse" in outputs:
+            self._special = tokenizer.special_ids
         self._outputs = outputs
         self._dense = np.empty((pieces, dim if "dense" in outputs else 0), np.float32)
         self._sparse: list[Sparse] = [{}] * pieces
@@ -110,7 +116,11 @@ class Rows:
     def take(self, batch: Batch, outputs: dict[str, Array]) -> None:
         """Keep what a batch gave: the rows of its pieces come first."""
         if "dense" in self._outputs:
-            self._dense[batch.texts] = outputs["dense"][: len(batch.texts)]
+            rows = outputs["dense"][: len(batch.texts)]
+            if len(self._dense) == 1:
+                self._dense = rows
+            else:
+                self._dense[batch.texts] = rows
         if self._outputs == DENSE:
             return
         for row, (i, number) in enumerate(zip(batch.texts, batch.rows, strict=True)):
@@ -162,7 +172,8 @@ def texts_cut(parts: Sequence[Tokens], owners: Sequence[int]) -> tuple[Cut, ...]
     """Those that have more tokens than were read."""
     cuts, first = [], 0
     for part in parts:
-        for i in (part.counts > part.lengths).nonzero()[0].tolist():
+        uncut = part.counts is part.lengths
+        for i in () if uncut else (part.counts > part.lengths).nonzero()[0].tolist():
             cuts.append(Cut(owners[first + i], int(part.counts[i]), int(part.lengths[i])))
         first += len(part)
     return tuple(cuts)

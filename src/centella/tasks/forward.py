@@ -76,19 +76,26 @@ class Forward:
         packed = self.packed if outputs == DENSE and not exact else None
         if packed is None or not batch.packs(size, most, self.room):
             grid = batch.grid(size, most, fill, exact)
-            return self.captured.fetch(*grid, normalize, dim, outputs)
+            more = () if outputs == DENSE else (outputs,)
+            return self.captured.fetch(*grid, normalize, dim, *more)
         return packed.fetch(*batch.end_to_end(size, fill), normalize, dim)
 
-    def stands_for(self, embedder: Embedder) -> bool:
-        """Whether it is still what that does: captures hold the parameters that there were."""
-        return self._config == embedder.config and self._parts.are_of(embedder)
+    def is_of(self, embedder: Embedder) -> bool:
+        """Whether it was made for that configuration, and for these modules."""
+        config = embedder.config
+        return (self._config is config or self._config == config) and self._parts.are_of(embedder)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a module was changed since: captures hold the parameters that there were."""
+        return self._parts.changed
 
 
 def room_of(model: Any) -> int:
     """Tokens end to end whose q, k and v are in one binding; 0 where texts need padding."""
     if not hasattr(model, "end_to_end") or on_cores(model.device):
         return 0
-    return int(model.device.caps.max_binding // (3 * model.config.hidden_size * f32.itemsize))
+    return int(model.device.caps.max_binding // (model.config.qkv_width * f32.itemsize))
 
 
 class Replicated(Protocol):
@@ -103,16 +110,21 @@ class Parts:
 
     def __init__(self, task: Replicated) -> None:
         self._listed = _listed(task)
-        self._trees = [Tree(part) for _, part in self._listed if isinstance(part, Module)]
+        self._trees = [Tree(part) for part in self._listed if isinstance(part, Module)]
 
     def are_of(self, task: Replicated) -> bool:
-        """Whether it has the same, and nothing in them was set since."""
-        return self._listed == _listed(task) and not any(t.changed for t in self._trees)
+        """Whether it has the same."""
+        return self._listed == _listed(task)
+
+    @property
+    def changed(self) -> bool:
+        """Whether something in them was set since."""
+        return any(tree.changed for tree in self._trees)
 
 
-def _listed(task: Replicated) -> list[tuple[str, object]]:
-    dense = [("dense", product) for product in getattr(task, "dense", ())]
-    return [("model", task.model), *dense, *getattr(task, "heads", {}).items()]
+def _listed(task: Replicated) -> list[object]:
+    heads = getattr(task, "heads", {})
+    return [task.model, *getattr(task, "dense", ()), *heads, *heads.values()]
 
 
 def vectors_of(

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, ove
 from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.host.event_loop import in_thread
 from centella.tasks import speculation
+from centella.tasks.beam_settings import BeamSettings, EarlyStopping
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.logprobs import logprobs_of, tokens_of
-from centella.tasks.pieces import Generation, Tally, Text
-from centella.tasks.prompts import Asked, Prompts
+from centella.tasks.pieces import Generation, Text
+from centella.tasks.prompts import Asked, Prompts, continuations
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import Array, Ids
 from centella.tasks.sessions import Sessions
 from centella.tasks.stream import Stream
-from centella.tensors.arguments import check_called, whole
+from centella.tensors.arguments import check_called
 from centella.tensors.hints import OF_MODEL, Hinted
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
@@ -46,6 +47,9 @@ class Options(SamplingArgs, total=False):
     logprobs: int | None
     draft: DraftBy
     cache: CacheBy
+    beam: int
+    length_penalty: float
+    early_stopping: EarlyStopping
 
 
 class Generator(Hinted):
@@ -117,7 +121,8 @@ class Generator(Hinted):
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | Array | Tensor, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, n: int = 1,
-        logprobs: int | None = None, draft: DraftBy = None, cache: CacheBy = None,
+        logprobs: int | None = None, draft: DraftBy = None, cache: CacheBy = None, beam: int = 1,
+        length_penalty: float = 1.0, early_stopping: EarlyStopping = False,
         **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         """Continue prompts.
@@ -128,7 +133,8 @@ class Generator(Hinted):
             stop: strings, or special tokens, that end a continuation; they are not part of the
                 result.
             ignore_eos: continue after end tokens.
-            n: continuations of each prompt, which is read once.
+            n: continuations of each prompt, which is read once; with beams its best texts, `beam`
+                at most.
             logprobs: 0 for the log-probability of each token; k up to 20 also for the k most likely
                 tokens at each step: `Generation.logprobs`.
             draft: guesses tokens that this model then verifies, several in one step: "lookup" for
@@ -139,32 +145,32 @@ class Generator(Hinted):
             cache: "i8" for keys and values in 8 bits with a scale for each row: half the memory,
                 and half the reads of a step, of 16 bits. The error of an element is at most 1/254
                 of the largest element of its row. None: the dtype of the activations.
+            beam: texts of each prompt that are followed at once, up to 16: beam search, as in
+                transformers. Nothing is drawn: the model's folder does not say how to sample.
+            length_penalty: with beams, a text's score is the sum of its log-probabilities, that of
+                its end token included, over the number of its tokens to this power.
+            early_stopping: with beams, True ends a search when `beam` texts have ended; False when
+                no text that runs would be among the best if it ended now; "never" when none can
+                be.
             sampling: temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty,
                 presence_penalty, seed: see `Sampling`; default: as the model's folder says, else
                 the most likely token.
 
         Returns:
             A `Generation`. For several prompts, or n > 1, a list: those of the first prompt, then
-            those of the second, and so on.
+            those of the second, and so on; with beams the best first.
 
         Raises:
-            ShapeError: an empty prompt, or one that leaves no room for another token.
+            ShapeError: an empty prompt, or one that leaves no room for another token; with beams
+                settings of sampling, a draft, or more texts than beams.
             DTypeError: a prompt that is neither text nor ids.
             WeightsError: text for a model without a tokenizer; an id outside the vocabulary.
         """
         return self._generated(
-            "generate",
-            prompts,
-            threading.Event(),
-            n,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            draft=draft,
-            cache=cache,
-            **sampling,
-        )
+            "generate", prompts, threading.Event(), n, max_new_tokens=max_new_tokens, stop=stop,
+            ignore_eos=ignore_eos, logprobs=logprobs, draft=draft, cache=cache, beam=beam,
+            length_penalty=length_penalty, early_stopping=early_stopping, **sampling,
+        )  # fmt: skip
 
     @overload
     async def generate_async(
@@ -195,20 +201,27 @@ class Generator(Hinted):
     def _generated(
         self, op: str, prompts: Any, ending: threading.Event, n: int, *, max_new_tokens: int = 256,
         stop: str | Sequence[str] = (), ignore_eos: bool = False, logprobs: int | None = None,
-        draft: DraftBy = None, cache: CacheBy = None, **sampling: Unpack[SamplingArgs],
+        draft: DraftBy = None, cache: CacheBy = None, beam: int = 1, length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False, **sampling: Unpack[SamplingArgs],
     ) -> Any:  # fmt: skip
         several, rows = self._prompts.rows(op, prompts, self.config.begin_id)
-        n = whole(op, "n", n, 1)
-        asked = self._prompts.asked(op, self.config, sampling, tokens=max_new_tokens, stop=stop,
-                                    ignore_eos=ignore_eos, logprobs=logprobs,
-                                    draft=self._draft(op, draft), cache=cache)  # fmt: skip
-        texts = [self._text(asked) for _ in range(n * len(rows))]
-        for some in self._sessions.alike(rows, asked.stops.tokens):
-            numbers = [i * n + k for i in some for k in range(n)]
-            those = [texts[number] for number in numbers]
-            for _ in self._written([rows[i] for i in some], those, asked, ending, numbers=numbers):
-                pass
-        generations = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
+        n = continuations(op, n)
+        beams = BeamSettings.of(op, beam, length_penalty, early_stopping, n)
+        asked = self._prompts.asked(
+            op, self.config, sampling, tokens=max_new_tokens, stop=stop, ignore_eos=ignore_eos,
+            logprobs=logprobs, draft=self._draft(op, draft), cache=cache, beams=beams,
+        )  # fmt: skip
+        each: list[list[Generation]] = [[] for _ in rows]
+        for numbers in self._sessions.alike(rows, asked.stops.tokens):
+            some = [rows[i] for i in numbers]
+            if beams is not None:
+                told = self._searched(some, n, asked, ending)
+            else:
+                own = [i * n + k for i in numbers for k in range(n)]
+                told = self._continued(some, n, asked, ending, own)
+            for i, generations in zip(numbers, told, strict=True):
+                each[i] = generations
+        generations = [one for those in each for one in those]
         return generations if several or n > 1 else generations[0]
 
     def stream(
@@ -262,7 +275,7 @@ class Generator(Hinted):
             WeightsError: the model's folder has no chat template, or it fails.
             DTypeError: messages of another type.
         """
-        ids = self.encode_chat(messages, parse_special=parse_special, **(template or {}))
+        ids = self._prompts.chat_ids(messages, self.template, template or {}, parse_special)
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
                                     ignore_eos=ignore_eos, logprobs=logprobs,
@@ -319,6 +332,26 @@ class Generator(Hinted):
     def _text(self, asked: Asked) -> Text:
         return Text(self._prompts.decode, asked.stops, asked.logprobs is not None)
 
+    def _searched(
+        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event
+    ) -> list[list[Generation]]:
+        """The best texts of each prompt, by beams."""
+        empty = self._text(asked)
+        searches = self._sessions.search(rows, asked, ending, empty)
+        end = "closed" if ending.is_set() else "context"
+        pairs = zip(rows, searches, strict=True)
+        return [search.generations(n, empty, end, len(row)) for row, search in pairs]
+
+    def _continued(
+        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, numbers: Sequence[int]
+    ) -> list[list[Generation]]:
+        """The continuations of each prompt; `numbers` as for `_written`."""
+        texts = [self._text(asked) for _ in numbers]
+        for _ in self._written(rows, texts, asked, ending, numbers=numbers):
+            pass
+        each = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
+        return [each[i : i + n] for i in range(0, len(each), n)]
+
     def _stream(
         self, op: str, row: Ids, asked: Asked, on_token: Callable[[int], object] | None
     ) -> Stream:
@@ -339,7 +372,7 @@ class Generator(Hinted):
             numbers: of the texts, which are added to the seed.
         """
         n, tally = len(texts) // len(rows), texts[0].tally
-        with closing(self._steps(rows, n, asked, ending, tally, numbers)) as steps:
+        with closing(self._sessions.steps(rows, n, asked, ending, tally, numbers)) as steps:
             for step in steps:
                 tokens = tokens_of(step).tolist()
                 pieces = [
@@ -355,37 +388,3 @@ class Generator(Hinted):
         rest = [text.end("closed" if ending.is_set() else "context") for text in texts]
         if rest[0]:
             yield rest[0]
-
-    def _steps(
-        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, tally: Tally,
-        numbers: Sequence[int],
-    ) -> Pieces[Array]:  # fmt: skip
-        """What step after step sends, as long as it is asked for and there is room.
-
-        Where rotary frequencies change with the length, the text so far is read again.
-        """
-        longest = max(map(len, rows))
-        steps = min(asked.stops.tokens, self.context - longest)
-        each = [row for row in rows for _ in range(n)]
-        session = self._sessions.take(each, longest + steps, asked.cache)
-        session.choose_by(asked.sampling, each, asked.logprobs, numbers)
-        if not session.start_several(rows, n, ending):
-            steps = 0
-        alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
-        guesser = self._sessions.guesser(asked.draft, session) if alone else None
-        try:
-            while steps:
-                some = min(steps, session.reach + 1 - max(map(len, session.rows)))
-                told = session.run(some)
-                if guesser is not None:
-                    told = speculation.run(session, guesser, some, tally)
-                for step in told:
-                    session.add(step)
-                    yield step
-                steps -= some
-                if steps and not session.start(session.rows, ending=ending):
-                    break
-        except GeneratorExit:  # the caller has what it wants
-            self._sessions.keep(session)
-            raise
-        self._sessions.keep(session)

@@ -23,7 +23,7 @@ from centella.runtime.pending import Pending
 from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
 from centella.tasks.prompts import Asked
 from centella.tasks.request import Answer
-from centella.tasks.session import CHUNK, Array, Ids, next_part, origin_of_nan
+from centella.tasks.session import Array, Ids, origin_of_nan
 from centella.tasks.speculation import GUESSES, Lookup, Pace
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Jobs:
         for job in self.all():
             if job.answer.ended:  # it was cancelled
                 self._retire(job)
-        ahead, verified = list[Ahead](), list[Ahead]()
+        ahead = list[Ahead]()
         self._reread()
         self._admit()
         try:
@@ -149,16 +149,15 @@ class Jobs:
         except Exception as error:
             self._fail(error, [] if self.reading is None else [self.reading])
         guessing = self._guessing()
-        try:
-            verified += self._verified(guessing)
-        except Exception as error:
-            self._fail(error, guessing)
+        # Guesses follow the last token, which a step under way still computes.
+        awaited = any(job in guessing for some in self._ahead for job in some.jobs)
+        verified = [] if awaited else self._verified(guessing)
         try:
             ahead += self._submitted(guessing)
         except Exception as error:
             self._fail(error, self.running)
         self._collect()
-        self._ahead = verified
+        self._ahead = self._verified(guessing) if awaited else verified
         self._collect()
         self._ahead = ahead
         return bool(ahead or self.all())
@@ -215,11 +214,7 @@ class Jobs:
         job, left = self.reading, self._left
         if job is None:
             return
-        padded = next_part(len(left), CHUNK, CHUNK)
-        part = left[:padded]
-        self.device.read(part, padded, len(job.own.tokens), job.own)
-        job.own.add(part)
-        if len(part) == len(left):
+        if self.device.read(left, job.own) == len(left):
             self._join(job)
 
     def _join(self, job: Job) -> None:
@@ -235,9 +230,9 @@ class Jobs:
 
         None, where there is no room for all the guesses and for a token of each of the others.
         """
-        jobs, most = self._going_on, self.device.context
-        some = [job for job in jobs
-                if job.lookup and len(job.ids) + GUESSES <= min(most, job.own.kind)]  # fmt: skip
+        most = self.device.context
+        jobs, ends = self._going_on, GUESSES + 1
+        some = [j for j in jobs if j.lookup and j.position + ends <= min(most, j.own.kind)]
         if not any(job.guessing for job in some):
             return []
         need = sum(_missing(job, 1 + GUESSES * (job in some)) for job in jobs)
@@ -248,16 +243,19 @@ class Jobs:
         """Those that a step may be submitted of."""
         return [j for j in self.running if j.submitted < j.steps and not j.outgrown]
 
-    def _verified(self, guessing: list[Job]) -> Iterator[Ahead]:
-        """Submit passes over guesses, unless a step of these is under way: it is awaited first."""
-        if any(job in guessing for ahead in self._ahead for job in ahead.jobs):
-            return
+    def _verified(self, guessing: list[Job]) -> list[Ahead]:
+        """Submit passes over guesses; where one fails, those that it is of end."""
+        verified = list[Ahead]()
         for jobs in _alike(self._reserved(guessing, 1 + GUESSES)):
-            guesses = np.concatenate([job.lookup.guess(job.ids) for job in jobs if job.lookup])
-            rows = [(job.slot, job.position, job.own) for job in jobs]
-            greedy = all(job.asked.sampling.greedy for job in jobs)
-            self.steps += 1
-            yield Ahead(self.device.verify(rows, guesses, greedy), jobs, guesses)
+            try:
+                guesses = np.concatenate([job.lookup.guess(job.ids) for job in jobs if job.lookup])
+                rows = [(job.slot, job.position, job.own) for job in jobs]
+                greedy = all(job.asked.sampling.greedy for job in jobs)
+                self.steps += 1
+                verified.append(Ahead(self.device.verify(rows, guesses, greedy), jobs, guesses))
+            except Exception as error:
+                self._fail(error, jobs)
+        return verified
 
     def _submitted(self, guessing: Sequence[Job]) -> Iterator[Ahead]:
         """Submit a token of each other that goes on, with room for it."""

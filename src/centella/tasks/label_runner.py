@@ -19,6 +19,7 @@ from centella.tasks.batches import (
     batches_of,
     expect_tokenizer,
     portions,
+    progress_of,
     run_batches,
     threads_ahead,
 )
@@ -27,7 +28,7 @@ from centella.tasks.forward import CAPTURES, room_of
 from centella.tasks.pairs import Pairs, Typed
 from centella.tasks.replicas import Replicas
 from centella.tasks.tokens import Tokens
-from centella.tensors.arguments import check_called, flag, whole
+from centella.tensors.arguments import check_called, whole
 from centella.tensors.hints import Hinted
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
@@ -154,8 +155,7 @@ class LabelRunner(Hinted):
             each: whether every device runs them, of which there is one.
         """
         batch_size = whole("classify", "batch_size", batch_size, 1)
-        if not callable(progress):
-            progress = flag("classify", "progress", progress)
+        progress = progress_of("classify", progress)
         logits: list[Array] = [np.empty(0, np.float32)] * count
         types: Types = {}
         config, most, pad = self.model.config, self.config.max_length, self.tokenizer.pad_id or 0

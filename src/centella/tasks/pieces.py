@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ class Generation(Struct, frozen=True):
         prompt_tokens: tokens of the prompt.
         logprobs: the log-probabilities of each of `ids`; None unless `logprobs=` was given.
         guessed, accepted: numbers of tokens that `draft=` guessed, and that were accepted.
+        score: of beam search: log-probabilities, the end token's included, added up, over the
+            number of tokens to the power of `length_penalty`; None without beams.
     """
 
     ids: Ids
@@ -33,6 +36,7 @@ class Generation(Struct, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     guessed: int = 0
     accepted: int = 0
+    score: float | None = None
 
 
 class Tally(Struct):
@@ -87,6 +91,13 @@ class Text:
         self._from: int = 0
         self._read: int = 0
         self._before: str = ""
+
+    def fork(self) -> Text:
+        """Another that goes on from here."""
+        other = copy(self)
+        other.ids = list(self.ids)
+        other.logprobs = None if self.logprobs is None else list(self.logprobs)
+        return other
 
     def add(self, token: int, logprobs: TokenLogprobs | None = None) -> str:
         """The characters that one token more completes."""

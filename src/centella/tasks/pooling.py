@@ -230,13 +230,11 @@ def _mode(mode: str, x: Tensor, lengths: Tensor) -> Tensor:
     """One pooling: [batch, hidden]."""
     if mode == "mean":
         return mean_pool(x, lengths)
-    if x.ndim == 2:
-        return gather(x, lengths[:-1] if mode == "cls" else lengths[1:] - 1)
-    batch, seq_len, hidden = x.shape
-    if mode == "cls":
-        return x[:, 0]
     if mode == "lasttoken":
         return last_states(x, lengths)
+    if mode == "cls":
+        return x[:, 0] if x.ndim == 3 else gather(x, lengths[:-1])
+    batch, seq_len, hidden = x.shape
     at = arange(seq_len, device=x.device)
     real = at < lengths.reshape(batch, 1)  # [batch, seq_len]
     if mode == "max":

@@ -14,7 +14,9 @@ from centella.dtypes import DType, i8
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks import logprobs as probabilities
 from centella.tasks.batches import expect_tokenizer
+from centella.tasks.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.chat import ChatTemplate, check_messages
+from centella.tasks.check_texts import check_text
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
 from centella.tasks.tokens import Tokens
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
     from centella.tasks.text import Tokenizer
 
+MOST_CONTINUATIONS = 1 << 16  # of one prompt
+OWN = frozenset({"answer", "messages", "parse_special"})  # names of chat's, no template variables
+
 
 class Asked(Struct, frozen=True):
     """How a prompt is to be continued.
@@ -36,6 +41,7 @@ class Asked(Struct, frozen=True):
         logprobs: alternatives whose log-probabilities are wanted; None: none at all.
         draft: who guesses tokens: "lookup", a smaller model, or nobody.
         cache: storage of keys and values; None: that of activations.
+        beams: how texts are searched for; None: one token is chosen after the other.
     """
 
     sampling: Sampling
@@ -43,6 +49,7 @@ class Asked(Struct, frozen=True):
     logprobs: int | None = None
     draft: LlamaModel | str | None = None
     cache: DType | None = None
+    beams: BeamSettings | None = None
 
 
 def cache_dtype(op: str, cache: object) -> DType | None:
@@ -115,6 +122,7 @@ class Prompts:
     ) -> Ids:  # fmt: skip
         """The ids of a conversation, up to where the answer begins; raises as `Generator.chat`."""
         check_messages("chat", messages)
+        check_variables("chat: template", values)
         if template is None:
             raise WeightsError("chat: expected a model folder with a chat template, got none")
         mark = ""
@@ -125,6 +133,7 @@ class Prompts:
             )
             messages, values = marked[0], {**values, **dict(zip(names, marked[1:], strict=True))}
         prompt = template.render(messages, **values)
+        check_text("chat: messages", prompt)
         if mark:
             return self.tokenizer.written.encode(prompt, mark)
         ids: Ids = self.tokenizer.native.encode(prompt, add_special_tokens=False).ids
@@ -169,7 +178,7 @@ class Prompts:
     def asked(
         self, op: str, config: GeneratorConfig, sampling: SamplingArgs, *, tokens: object,
         stop: Any, ignore_eos: object, logprobs: object, draft: LlamaModel | str | None = None,
-        cache: object = None,
+        cache: object = None, beams: BeamSettings | None = None,
     ) -> Asked:  # fmt: skip
         """Arguments of `op`, checked.
 
@@ -190,7 +199,31 @@ class Prompts:
         stops = Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
         chosen = config.sampling.with_(op, sampling)
         alternatives = probabilities.checked(op, logprobs)
-        return Asked(chosen, stops, alternatives, draft, cache_dtype(op, cache))
+        if beams is not None:
+            refuse_beside_beams(op, beams, sampling, draft, len(ids))
+        return Asked(chosen, stops, alternatives, draft, cache_dtype(op, cache), beams)
+
+
+def check_variables(name: str, values: Mapping[str, object]) -> None:
+    """Refuse variables of a chat template that are chat's own arguments; `name`: for errors.
+
+    Raises:
+        DTypeError: there is one.
+    """
+    if own := sorted(OWN & values.keys()):
+        raise DTypeError(f"{name}: expected variables of the template, got {own[0]!r}, chat's own")
+
+
+def continuations(op: str, n: object) -> int:
+    """The number of continuations of a prompt, checked.
+
+    Raises:
+        ShapeError: below 1, or more than any device has memory for; DTypeError: no whole number.
+    """
+    number = whole(op, "n", n, 1)
+    if number > MOST_CONTINUATIONS:
+        raise ShapeError(f"{op}: expected n of 1 to {MOST_CONTINUATIONS:,}, got {number:,}")
+    return number
 
 
 def _whole(value: Any) -> bool:

@@ -49,7 +49,7 @@ class Replicas(Generic[T]):
 
     def _submits(self, first: T, submit: Callable[[T, Batch], Pending[R]]) -> dict[str, Submit[R]]:
         """What starts a batch on each device, by its name."""
-        if not self._copied.are_of(first):
+        if not self._copied.are_of(first) or self._copied.changed:
             raise ContractError(
                 f"{self._op}: expected model, dense and heads as they were when replicas were set, "
                 f"got changed ones: change those of each replica too and set replicas again, or "

@@ -7,11 +7,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from centella.host.event_loop import Waiter, in_thread
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.pieces import Generation, Tally, Text
+from centella.tensors.hints import OF_REQUEST, Hinted
 
 Ready = Callable[[], bool]
 Drive = Callable[[Ready], None]
@@ -104,13 +105,15 @@ class Answer:
         await waiter.future
 
 
-class Request:
+class Request(Hinted):
     """A prompt that a `Scheduler` continues, beside others.
 
     An iterator over pieces of text, as they come; `async for` takes them, too. `result()` waits for
     all of it, and so does `await`. A task that is cancelled while it waits cancels the request, and
     so does the end of `with scheduler.submit(...) as request:`.
     """
+
+    _hints: ClassVar[dict[str, str]] = OF_REQUEST
 
     def __init__(self, answer: Answer, drive: Drive | None) -> None:
         self._answer = answer

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextvars import copy_context
 from math import prod
-from typing import Any, Literal, Self, Unpack, overload
+from typing import Any, ClassVar, Literal, Self, Unpack, overload
 
 from centella.backends.opening import byte_count
 from centella.dtypes import DType
@@ -23,18 +23,19 @@ from centella.nn.tree import Tree
 from centella.tasks.generate import CacheBy, Generator, Prompt
 from centella.tasks.jobs import Job, Jobs
 from centella.tasks.pieces import Text
-from centella.tasks.prompts import cache_dtype
+from centella.tasks.prompts import cache_dtype, continuations
 from centella.tasks.request import Answer, Ready, Request
 from centella.tasks.sampling import SamplingArgs
 from centella.tasks.slots import Slots
 from centella.tasks.speculation import LOOKUP, Lookup
 from centella.tensors.arguments import flag, whole
+from centella.tensors.hints import OF_SCHEDULER, Hinted
 from centella.weights.model_files import show
 
 TOKENS = 1024  # of a request, for the pool that is the default
 
 
-class Scheduler:
+class Scheduler(Hinted):
     """Serves many prompts at once, which may arrive at any time: continuous batching.
 
         with ct.Scheduler(model) as scheduler:
@@ -67,6 +68,8 @@ class Scheduler:
         ShapeError: a number below 1, both tokens and memory, or a memory smaller than a block.
         OutOfMemoryError, LimitError: the pool does not fit on the device.
     """
+
+    _hints: ClassVar[dict[str, str]] = OF_SCHEDULER
 
     def __init__(
         self, model: Generator, *, max_batch: int = 16, tokens: int | None = None,
@@ -174,7 +177,7 @@ class Scheduler:
         with self._lock:
             if self._closed:
                 raise ContractError("submit: expected an open Scheduler, got one that is closed")
-            for i in range(whole("submit", "n", n, 1)):
+            for i in range(continuations("submit", n)):
                 text = Text(prompts.decode, asked.stops, asked.logprobs is not None)
                 leader, own = (jobs[0] if jobs else None), (seed + i) & 0x7FFFFFFF
                 jobs.append(

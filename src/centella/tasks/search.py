@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 import numpy as np
 from msgspec import Struct
@@ -29,8 +29,9 @@ from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import make_spec
 from centella.tensors import functional as fn
-from centella.tensors.arguments import whole
+from centella.tensors.arguments import refuse_names, whole
 from centella.tensors.creation import asarray
+from centella.tensors.hints import OF_INDEX, Hinted, matches_getattr
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
 from centella.weights.vectors import open_vectors
@@ -56,8 +57,19 @@ class Matches(Struct, frozen=True):
     scores: Array
     rows: Array
 
+    def __iter__(self) -> Never:
+        """Refuse FAISS's `scores, rows = index.search(..)`.
 
-class Index:
+        Raises:
+            TypeError: always; with what to write.
+        """
+        raise TypeError("Matches is no pair: write matches.scores and matches.rows")
+
+    if not TYPE_CHECKING:  # which is to say itself what it has not
+        __getattr__ = matches_getattr
+
+
+class Index(Hinted):
     """Vectors on a device, searched exactly; threads may share one.
 
     Args:
@@ -77,11 +89,14 @@ class Index:
             f16); names its row. Of a Tensor, 4 bytes a row are read back to check it.
     """
 
+    _hints: ClassVar[dict[str, str]] = OF_INDEX
+
     def __init__(
         self, vectors: Array | Tensor | Sequence[Sequence[float]], *,
         texts: Sequence[str] | None = None, device: str | Device | None = None,
-        dtype: str | DType | None = None,
+        dtype: str | DType | None = None, **other: Never,
     ) -> None:  # fmt: skip
+        refuse_names("Index", other)
         if not isinstance(vectors, (Tensor, np.ndarray)):
             vectors = from_host_array("Index", vectors, None)[0]
         if len(vectors.shape) != 2 or not all(vectors.shape):
@@ -171,8 +186,9 @@ class Index:
         return sum(part.nbytes for part in self._parts)
 
     def search(
-        self, queries: Array | Tensor | Sequence[float] | Sequence[Sequence[float]], k: int = 10
-    ) -> Matches:
+        self, queries: Array | Tensor | Sequence[float] | Sequence[Sequence[float]], k: int = 10,
+        **other: Never,
+    ) -> Matches:  # fmt: skip
         """The k rows with the largest dot products with each query.
 
         Of vectors of length 1, which most models give, that is the cosine of the angle.
@@ -186,6 +202,7 @@ class Index:
             DTypeError: queries that are no floats.
             ContractError: a number in them that is not finite, or not in f32; names its query.
         """
+        refuse_names("search", other)
         k = min(whole("search", "k", k, 1), len(self))
         rows = self._rows(queries.numpy() if isinstance(queries, Tensor) else queries)
         _, exponents = np.frexp(np.abs(rows).max(1, keepdims=True))

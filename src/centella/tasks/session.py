@@ -8,7 +8,6 @@ read that token. A step that turns out to be after the end is forgotten.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.logprobs import Scores, tokens_of
+from centella.tasks.run_ahead import run_ahead
 from centella.tasks.sampling import Sampling
 from centella.tensors.creation import arange, asarray, full
 from centella.tensors.functional import concat, gather, ne
@@ -312,13 +312,7 @@ class Session:
 
     def run(self, steps: int) -> Iterator[Array]:
         """What each step sent, one step ahead of the device."""
-        under_way: deque[Pending[Array]] = deque()
-        for _ in range(steps):
-            under_way.append(self.step())
-            if len(under_way) > 1:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+        return run_ahead(self.step, steps)
 
 
 def origin_of_nan(model: LlamaModel, row: Ids, cache: DType | None) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from centella.dtypes import DType, f32, i32
-from centella.nn.block_cache import BlockCache, BlockView
-from centella.nn.block_table import BLOCK, BlockTable
-from centella.nn.past import Past, Tables
+from centella.nn.block_cache import BlockCache
+from centella.nn.block_table import BlockTable
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.logprobs import Scores
+from centella.tasks.pooled_past import CAPTURES, PooledPast
 from centella.tasks.sampling import Sampling
 from centella.tensors.creation import arange, full
 from centella.tensors.functional import concat, gather, ne, scatter
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Ids = list[int]
 Row = tuple[int, int, BlockTable]  # a request's slot, the position of its last token, its table
-NARROWEST = 4  # blocks of a table: fewer make no other capture
-CAPTURES = 64  # of each kind of step that are kept
 
 
 class Slots:
@@ -54,18 +52,12 @@ class Slots:
     def __init__(
         self, model: LlamaModel, slots: int, blocks: int, context: int, cache: DType
     ) -> None:
-        config, device, vocab = model.config, model.device, model.config.vocab_size
+        device, vocab = model.device, model.config.vocab_size
         self.model: LlamaModel = model
         self.count: int = slots
         self.context: int = context
-        self.widest: int = -(-context // BLOCK)
-        self.cache: BlockCache = BlockCache(
-            config.num_key_value_heads, config.head_dim, blocks,
-            num_layers=config.num_hidden_layers, dtype=cache, device=device,
-        )  # fmt: skip
-        self._rotary: dict[int, tuple[tuple[Tables, ...], Tables]] = {}  # by the kind of a table
-        while (length := max(self._rotary, default=0) + 1) <= context:
-            self._rotary[self.kind(length)] = model.rotary(context, device, length)
+        self._past = PooledPast(model, blocks, context, cache)
+        self.cache: BlockCache = self._past.cache
 
         def state(name: str, shape: tuple[int, ...], dtype: Any = i32) -> State:
             state = State.empty(shape, dtype, device, name=name)
@@ -79,45 +71,26 @@ class Slots:
         self._seeds = state("seeds", (rows,))
         self._settings = state("sampling", (rows, len(SETTINGS)), f32)
         self._scores: dict[int, Scores] = {}  # by rows
-        self._read: Jitted[..., None] = Jitted(self._reading, device, CAPTURES)
         self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device, CAPTURES)
         self._random: Jitted[..., Tensor] = Jitted(self._sampled, device, CAPTURES)
         self._verify: Jitted[..., Tensor] = Jitted(self._verified, device, CAPTURES)
         self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
 
     def kind(self, length: int) -> int:
-        """Of the table of a text: how many tokens the longest has that turns as it does."""
-        return self.model.config.reach(length)
+        """As `PooledPast.kind`."""
+        return self._past.kind(length)
 
     def forget(self) -> None:
         """Captures and contents of another model: its parameters were changed."""
-        for step in (self._read, self._greedy, self._random, self._verify):
+        for step in (self._greedy, self._random, self._verify):
             step.clear()
-        self.cache.blocks.forget_all()
+        self._past.forget()
 
     # -- a prompt ---------------------------------------------------------------------------------
 
-    def read(self, ids: Ids, padded: int, start: int, table: BlockTable) -> None:
-        """Submit the reading of a part of a prompt, whose places in the table are reserved.
-
-        Args:
-            padded: tokens that the part is captured for.
-            start: position of its first token.
-        """
-        part = np.zeros((1, padded), np.int32)
-        part[0, : len(ids)] = ids
-        width = self._width(max(len(table.blocks), -(-padded // BLOCK)))
-        self._read(part, self.cache.rows([(start, table)], 1, width), table.kind)
-
-    def _reading(self, ids: Tensor, table: Tensor, kind: int) -> None:
-        self.model.states(ids, self._past(table, kind))
-
-    def _past(self, table: Tensor, kind: int) -> Past[BlockView]:
-        return Past(self.cache.view(table), *self._rotary[kind])
-
-    def _width(self, blocks: int) -> int:
-        """Columns of a table with room for so many blocks: one of a few numbers."""
-        return max(NARROWEST, min(1 << (blocks - 1).bit_length(), max(self.widest, blocks)))
+    def read(self, left: Ids, table: BlockTable) -> int:
+        """As `PooledPast.read`."""
+        return self._past.read(left, table)
 
     def occupy(self, slot: int, ids: Ids, prompt: int, sampling: Sampling, seed: int) -> None:
         """Give a slot to a request whose tokens but the last have been read.
@@ -166,7 +139,7 @@ class Slots:
     def _padded(self, rows: Sequence[Row]) -> tuple[Array, Array]:
         """Table and slots of a step of 1, 2, 4, ... rows; what pads it has slots of nobody."""
         batch = min(1 << (len(rows) - 1).bit_length(), self.count)
-        width = self._width(max(len(table.blocks) for _, _, table in rows))
+        width = self._past.width(max(len(table.blocks) for _, _, table in rows))
         table = self.cache.rows([(start, table) for _, start, table in rows], batch, width)
         slots = [slot for slot, _, _ in rows] + list(range(self.count, self.count + batch))
         return table, np.array(slots[:batch], np.int32)
@@ -194,7 +167,8 @@ class Slots:
         """See `verify`; the first token that differs becomes the last one of its slot."""
         batch, guesses = guess.shape
         ids = concat([gather(self._last.value, slots).reshape(-1, 1), guess], 1)
-        logits, begin = self.model(ids, self._past(table, kind)), gather(self._drawn.value, slots)
+        logits = self.model(ids, self._past.view(table, kind))
+        begin = gather(self._drawn.value, slots)
         if greedy:
             chosen = apply("argmax", logits, marked=True)
         else:
@@ -223,7 +197,7 @@ class Slots:
 
     def _logits(self, table: Tensor, slots: Tensor, kind: int) -> Tensor:
         ids = gather(self._last.value, slots).reshape(-1, 1)
-        return self.model(ids, self._past(table, kind))[:, 0]
+        return self.model(ids, self._past.view(table, kind))[:, 0]
 
     def _told(self, slots: Tensor, logits: Tensor, chosen: Tensor, k: int | None) -> Tensor:
         """What a step sends; each token becomes the last one of its slot."""

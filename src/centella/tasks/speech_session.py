@@ -7,7 +7,6 @@ the device, and come to the host when the window's text has ended.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Pieces
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from centella.op.op import get
 from centella.ops.speech_host import ENDED, LAST, NOTES, SEED
 from centella.runtime.pending import Pending
 from centella.tasks.rules import NoRepeat, Suppress, Vocabulary
+from centella.tasks.run_ahead import run_ahead
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange
 from centella.tensors.jit import Jitted
@@ -210,19 +210,14 @@ class SpeechSession:
         Raises:
             ContractError: logits were NaN or infinite; names the row.
         """
-        under_way: deque[Pending[Array]] = deque()
-        for count in range(steps + 1):
-            if count < steps:
-                under_way.append(self.step())
-            if len(under_way) > 1 or count == steps:
-                tokens = under_way.popleft().result()
-                if (tokens < 0).any():
-                    row = int(np.argmin(tokens))
-                    raise ContractError(
-                        f"transcribe: window {row}, token {count - 1}: the logits of what "
-                        f"may come are NaN or infinite; dtype='bf16' or 'f32' has a wider range"
-                    )
-                yield tokens
+        for count, tokens in enumerate(run_ahead(self.step, steps)):
+            if (tokens < 0).any():
+                row = int(np.argmin(tokens))
+                raise ContractError(
+                    f"transcribe: window {row}, token {count}: the logits of what may come are "
+                    f"NaN or infinite; dtype='bf16' or 'f32' has a wider range"
+                )
+            yield tokens
 
     def aligned(
         self, prompt: Ids, texts: Mapping[int, Sequence[int]], heads: Sequence[tuple[int, int]]

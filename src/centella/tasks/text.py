@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import array
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -98,7 +97,7 @@ class Tokenizer:
             raise WeightsError(f"{file}: expected a tokenizer, got {problem}")
         raw = read_bytes(file, _MAX_BYTES)
         check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
-        with _typed_errors(f"{file}: expected a tokenizer"):
+        with _TypedErrors(f"{file}: expected a tokenizer"):
             native = package.Tokenizer.from_buffer(raw)
         config = read_json(folder / _CONFIG)
         side = config.get("truncation_side", "right")
@@ -107,7 +106,7 @@ class Tokenizer:
                 f"{folder / _CONFIG}: truncation_side: expected 'left' or 'right', got {show(side)}"
             )
         pad_origin, pad_id = _pad_id(folder, config, native)
-        with _typed_errors(f"{file}: expected a tokenizer"):
+        with _TypedErrors(f"{file}: expected a tokenizer"):
             return cls(
                 native, pad_id=pad_id, truncation_side=side,
                 origin=str(file), pad_origin=str(pad_origin),
@@ -156,20 +155,23 @@ class Tokenizer:
 
     def tokens(self, texts: Sequence[str], max_length: int | None = None) -> Tokens:
         """As `encode`, end to end, and beside it the ids that each text has when it is not cut."""
-        batch = checked_texts(texts)
+        return self.tokens_of(checked_texts(texts), max_length)
+
+    def tokens_of(self, checked: list[str], max_length: int | None = None) -> Tokens:
+        """As `tokens`, of texts that `checked_texts` gave."""
         if max_length is not None and max_length < self.num_special:
             raise ShapeError(
                 f"encode: max_length: expected at least {self.num_special} "
                 f"(the special tokens), got {max_length}"
             )
         most = sys.maxsize if max_length is None else max_length
-        with _typed_errors(f"{self.origin}: expected to encode texts"):
+        with _TypedErrors(f"{self.origin}: expected to encode texts"):
             if self._around is None:
                 self._around = _around(self.native) or ()
                 self._words = Words.of(self.native, *self._around) if self._around else None
             if not self._around:
-                return self._processed(batch, most)
-            tokens = self._whole(batch, *self._around)
+                return self._processed(checked, most)
+            tokens = self._whole(checked, *self._around)
         return tokens.cut(most, self.side, *self._around)
 
     def _whole(self, texts: Sequence[str], before: list[int], after: list[int]) -> Tokens:
@@ -210,7 +212,7 @@ class Tokenizer:
             DTypeError, ShapeError, WeightsError: as `encode`.
         """
         (checked,) = checked_texts([text])
-        with _typed_errors(f"{self.origin}: expected to encode texts"):
+        with _TypedErrors(f"{self.origin}: expected to encode texts"):
             return [
                 start for start, _ in self.native.encode(checked, add_special_tokens=False).offsets
             ]
@@ -235,7 +237,7 @@ class Tokenizer:
         both = pairs is not None
         room = self.room(max_length, pair=both)
         first, second = checked_texts(texts), checked_texts(pairs or [])
-        with _typed_errors(f"{self.origin}: expected to encode texts"):
+        with _TypedErrors(f"{self.origin}: expected to encode texts"):
             lefts: Sequence[Any] = self.native.encode_batch(first, add_special_tokens=False)
             rights: Sequence[Any] = self.native.encode_batch(second, add_special_tokens=False)
             encodings = []
@@ -306,7 +308,8 @@ class Tokenizer:
         Raises:
             WeightsError: there is one, with its token.
         """
-        if tokens.ids.max(initial=0) < vocab_size:
+        ids = tokens.ids
+        if not len(ids) or ids[ids.argmax()] < vocab_size:
             return
         most = max(
             (max(ids) for ids in tokens.lists() if ids), default=-1
@@ -366,12 +369,18 @@ def _pad_id(
     return model, stored if type(stored) is int else None
 
 
-@contextmanager
-def _typed_errors(expected: str) -> Iterator[None]:
+class _TypedErrors:
     """Errors of the library as ours: it raises bare Exception, and Rust's panics."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise WeightsError(f"{expected}, got: {show(str(error))}") from error
+
+    __slots__ = ("_expected",)
+
+    def __init__(self, expected: str) -> None:
+        self._expected = expected
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raise ours in the place of the library's."""
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise WeightsError(f"{self._expected}, got: {show(str(error))}") from error

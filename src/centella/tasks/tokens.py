@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from centella.dtypes import Array
 
+FIRST: Array = np.zeros(1, np.int64)  # the number of a text that is alone, and where it begins
+FIRST.flags.writeable = False
+
 
 class Tokens(Struct, frozen=True, eq=False):
     """The token ids of texts.
@@ -30,6 +33,9 @@ class Tokens(Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, ids: Sequence[Sequence[int]]) -> Tokens:
         """Of lists of ids."""
+        if len(ids) == 1:  # a request of a service has one, and a few microseconds
+            size = np.array([len(ids[0])], np.int64)
+            return cls(np.array(ids[0], np.uint32), FIRST, size, size)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(lengths.sum()))
         return cls(flat, np.cumsum(lengths) - lengths, lengths, lengths)
@@ -37,7 +43,7 @@ class Tokens(Struct, frozen=True, eq=False):
     @classmethod
     def joined(cls, parts: Sequence[Tokens]) -> Tokens:
         """Of several, one after the other."""
-        if len(parts) == 1:  # one text of a service has few microseconds
+        if len(parts) == 1:
             return parts[0]
         sizes = np.array([len(part.ids) for part in parts], np.int64)
         starts = [
@@ -85,6 +91,8 @@ class Tokens(Struct, frozen=True, eq=False):
             side: where the text's own tokens are cut off.
             before, after: the special tokens at its ends, which stay.
         """
+        if len(self.ids) <= most:
+            return self
         long = (self.counts > most).nonzero()[0]
         if not len(long):
             return self
@@ -103,7 +111,13 @@ class Tokens(Struct, frozen=True, eq=False):
         Args:
             rows: numbers of the texts; rows of the shape past these have length 0.
         """
-        padded, lengths = np.full(shape, fill, np.int32), np.zeros(shape[0], np.int32)
+        padded, lengths = np.empty(shape, np.int32), np.zeros(shape[0], np.int32)
+        padded.fill(fill)
+        if len(rows) == 1:
+            ids = self.array(rows[0])
+            lengths[0] = len(ids)
+            padded[0, : len(ids)] = ids
+            return padded, lengths
         lengths[: len(rows)] = self.lengths[rows]
         if not len(self.ids):
             return padded, lengths

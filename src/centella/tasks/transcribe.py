@@ -18,8 +18,8 @@ from centella.errors import DTypeError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
 from centella.tasks.batches import expect_tokenizer
-from centella.tasks.beam import Beams
 from centella.tasks.recording import Recording
+from centella.tasks.speech_beams import Beams
 from centella.tasks.speech_options import Options, SpeechConfig, TranscribeArgs
 from centella.tasks.speech_session import LEAST, SpeechSession
 from centella.tasks.text import Tokenizer, read_tokenizer

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from centella.audio.transcript import Segment, Word
 from centella.tasks.align import token_ends, words
-from centella.tasks.beam import Beams
 from centella.tasks.recording import Recording, Window
 from centella.tasks.rules import Vocabulary
+from centella.tasks.speech_beams import Beams
 from centella.tasks.speech_options import Options
 from centella.tasks.speech_session import Array, SpeechSession
 from centella.tasks.windows import (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 Bounds = Callable[[str, bytes], tuple[Array, Array]]
+Split = Callable[[str], list[str] | None]
 MARK = "\x01"  # a word between texts
 BEHIND = " " * LONG  # behind the last word, so that its key can be read
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -37,11 +38,13 @@ class Cuts:
     Attributes:
         between: what is put between texts, and between words that are tokenised together.
         bounds: the first bytes of the words of such a text, and their lengths.
+        split: the words of one text, if they are soon found in Python; else None.
     """
 
-    def __init__(self, between: str, bounds: Bounds) -> None:
+    def __init__(self, between: str, bounds: Bounds, split: Split) -> None:
         self.between: str = between
         self.bounds: Bounds = bounds
+        self.split: Split = split
 
     @classmethod
     def of(cls, native: tokenizers.Tokenizer) -> Cuts | None:
@@ -52,7 +55,8 @@ class Cuts:
             alone = all(step["type"] == "BertNormalizer" for step in normal)
             alone = alone and all(t.content.split() == [t.content] for t in added)
             plain = not any(t.normalized for t in added)
-            return cls(" ", lambda text, data: bounds(data)) if alone and plain else None
+            words = cls(" ", lambda text, data: bounds(data), _at_white_space)
+            return words if alone and plain else None
         model: Any = native.model
         own = _is_byte_level(before, normal) if kind == "BPE" and not model.dropout else False
         if not own and not (kind == "Unigram" and _is_metaspace(before, normal)):
@@ -61,7 +65,7 @@ class Cuts:
         edges = Edges(normalizer.normalize_str if normalizer is not None else str)
         if any(t.rstrip or t.single_word or edges.cuts(t.content) for t in added):
             return None
-        return cls("", edges.bounds) if edges.of_ascii else None
+        return cls("", edges.bounds, edges.split) if edges.of_ascii else None
 
 
 class Edges:
@@ -86,6 +90,17 @@ class Edges:
             for text in (content, self._normalize(content))
             for before, c in pairwise(text)
         )
+
+    def split(self, text: str) -> list[str] | None:
+        """As that of `Cuts`: where all white space is single spaces, and each begins a word."""
+        words = text.split(" ")
+        if "" in words or not text.isprintable():
+            return None
+        if not text.isascii():
+            self._meet(set(text) - self._met)
+            if any(a[-1] in self._last or b[0] in self._first for a, b in pairwise(words)):
+                return None
+        return [words[0], *[f" {word}" for word in words[1:]]]
 
     def bounds(self, text: str, data: bytes) -> tuple[Array, Array]:
         """As those of `Cuts`."""
@@ -125,6 +140,15 @@ class Edges:
             if odd or own[-1].isspace() or self._normalize(f"{c} a") != f"{own} a":
                 self._last.add(c)
             self._met.add(c)
+
+
+def _at_white_space(text: str) -> list[str] | None:
+    """The `split` of BERT's parts; empty words are among them."""
+    if MARK in text:
+        return None
+    for space in "\n\t\r":
+        text = text.replace(space, " ")
+    return text.split(" ")
 
 
 def _steps(part: Any) -> list[dict[str, Any]]:

@@ -1,15 +1,15 @@
 """Token ids of words, remembered: for tokenizers to which a word is all there is (`word_cuts.py`).
 
 A text's ids are those of its words, and words that were met before are looked up in a table
-(`word_table.py`), by several threads at once. New words are tokenised by the library, many
-together. That takes longer than whole texts take it, and pays where words come again: while most
-are new, the library has them.
+(`word_table.py`), by several threads at once; the words of a short text in a dictionary, without a
+call of NumPy. New words are tokenised by the library, many together. That takes longer than whole
+texts take it, and pays where words come again: while most are new, the library has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 TOGETHER = 64  # new words that are tokenised as one text
 SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
-FEW = 1 << 13  # characters whose words the dictionary has sooner: calls of NumPy take a while
+FEW = 1 << 11  # characters whose words a dictionary has sooner: calls of NumPy take a while
 MOST_WORDS, MOST_IDS, MOST_CHARACTERS = 1 << 17, 1 << 20, 1 << 23  # that are remembered
+MOST_LISTS = 1 << 15  # words whose ids are lists, too: 200 bytes each
 WINDOW = 1 << 13  # words, of which half have to be known
 REST = 1 << 20  # characters that the library has where they are not
 
@@ -49,10 +50,14 @@ class _Memory:
     The numbers may be ahead of the ids, of which `add` gives the next: whoever is interrupted
     between the two leaves nothing that is wrong. What was added does not change: threads read it
     without a lock, of the words that are in the table.
+
+    Attributes:
+        lists: of some words that have ids, these as a list.
     """
 
     def __init__(self, mark: Array) -> None:
         self.numbers = _Numbers()
+        self.lists: dict[str, list[int]] = {}
         self.starts: Array = np.zeros(0, np.int64)
         self.sizes: Array = np.zeros(0, np.int64)
         self.ids: Array = np.zeros(0, np.uint32)
@@ -81,6 +86,14 @@ class _Memory:
         self.starts[self.known : known] = self.used + np.cumsum(sizes) - sizes
         characters = self.characters + sum(map(len, words))
         self.known, self.used, self.characters = known, used, characters
+
+    def list_words(self, words: Sequence[str], numbers: Array) -> None:
+        """Keep the ids of words that have some as lists."""
+        starts = self.starts[numbers]
+        if len(self.lists) + len(words) > MOST_LISTS:
+            self.lists.clear()
+        for word, start, end in zip(words, starts, starts + self.sizes[numbers], strict=True):
+            self.lists[word] = self.ids[start:end].tolist()
 
     def miss(self, words: int) -> None:
         """So many words were not in the table: make another one where they could have been."""
@@ -123,7 +136,7 @@ class Words:
         after: Sequence[int], between: str, between_id: int,
     ) -> None:  # fmt: skip
         self._native, self._cuts = native, cuts
-        self._before, self._after = len(before), len(after)
+        self._before, self._after = list(before), list(after)
         self._mark = np.array([*after, *before], np.uint32)
         self._between, self._between_id = between, between_id
         self._memory = _Memory(self._mark)
@@ -154,31 +167,40 @@ class Words:
         Args:
             texts: of few characters (`spans`).
         """
-        mark = f"{self._cuts.between}{MARK}{self._cuts.between}"
-        joined = mark.join(("", *texts, BEHIND))
-        if len(joined) > 2 * SPAN or NO_WORD in joined:
+        together = "".join(texts)
+        if len(together) > 2 * SPAN or NO_WORD in together:
             return None
         if self._rest > 0:
-            self._rest -= len(joined)  # which another thread may undo: the ids are the same
+            self._rest -= len(together)  # which another thread may undo: the ids are the same
             return None
-        memory = self._memory
-        few = len(joined) < FEW and self._cuts.between
-        look_up = self._of_few if few else self._of_many
-        numbers = look_up(memory, joined)
-        marks = (numbers == 1).nonzero()[0]
-        return self._tokens(memory, numbers, marks) if len(marks) == len(texts) + 1 else None
+        tokens = self._of_few(self._memory, texts) if len(together) < FEW else None
+        return self._of_many(self._memory, texts) if tokens is None else tokens
 
-    def _of_few(self, memory: _Memory, text: str) -> Array:
-        """The numbers of a text's words, which have ids then: by the dictionary."""
-        for space in "\n\t\r":
-            text = text.replace(space, " ")
-        words = text.strip(" ").split(" ")
-        numbers, new = self._numbers(memory, words)
-        self._judge(len(words), new)
-        return numbers
+    def _of_few(self, memory: _Memory, texts: Sequence[str]) -> Tokens | None:
+        """By the dictionary."""
+        before, after, new = self._before, self._after, 0
+        rows: list[list[str]] = []
+        for text in texts:
+            row = self._cuts.split(text)
+            if row is None:
+                return None
+            rows.append(row)
+        while True:
+            ids_of = memory.lists.__getitem__
+            try:
+                ids = [[*before, *chain.from_iterable(map(ids_of, row)), *after] for row in rows]
+            except KeyError:
+                words = list(dict.fromkeys(chain.from_iterable(rows)))
+                numbers, new = self._numbers(memory, words)
+                memory.list_words(words, numbers)
+            else:
+                self._judge(sum(map(len, rows)), new)
+                return Tokens.of(ids)
 
-    def _of_many(self, memory: _Memory, text: str) -> Array:
-        """As `_of_few`: by the table, and by the dictionary those that are not there."""
+    def _of_many(self, memory: _Memory, texts: Sequence[str]) -> Tokens | None:
+        """By the table, and by the dictionary the words that are not there."""
+        mark = f"{self._cuts.between}{MARK}{self._cuts.between}"
+        text = mark.join(("", *texts, BEHIND))
         data = text.encode()
         starts, lengths = self._cuts.bounds(text, data)
         numbers = memory.table.numbers(data, starts, lengths)
@@ -191,7 +213,8 @@ class Words:
             missed = int((lengths[left] <= LONG).sum())
             numbers[left], new = self._numbers(memory, words, missed)
         self._judge(len(starts), new)
-        return numbers
+        marks = (numbers == 1).nonzero()[0]
+        return self._tokens(memory, numbers, marks) if len(marks) == len(texts) + 1 else None
 
     def _numbers(
         self, memory: _Memory, words: list[str], missed: int = 0
@@ -220,8 +243,8 @@ class Words:
         """The ids of words, end to end."""
         sizes = memory.sizes.take(numbers)
         ends = sizes.cumsum()
-        starts = ends[marks[:-1]] - self._before
-        counts = ends[marks[1:]] - sizes[0] + self._after - starts
+        starts = ends[marks[:-1]] - len(self._before)
+        counts = ends[marks[1:]] - sizes[0] + len(self._after) - starts
         if not sizes.all():
             some = np.flatnonzero(sizes)
             numbers, sizes, ends = numbers[some], sizes[some], ends[some]
@@ -265,6 +288,9 @@ class Words:
 
 def spans(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Neighbouring texts of at most `SPAN` characters together; a longer one is by itself."""
+    if len(texts) == 1:
+        yield texts
+        return
     ends = np.fromiter(map(len, texts), np.int64, len(texts)).cumsum()
     first = before = 0
     while first < len(ends):

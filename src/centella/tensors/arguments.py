@@ -11,8 +11,9 @@ from operator import index
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from centella.errors import DTypeError, ShapeError
+from centella.errors import ContractError, DTypeError, ShapeError
 from centella.tensors.tensor import Tensor, not_a_tensor
 
 BEYOND = 2.0**128 - 2.0**103  # what rounds to no f32
@@ -77,6 +78,25 @@ def epsilon(op: str, value: Any) -> float:
     if not 0.0 <= eps < math.inf:
         raise ShapeError(f"{op}: expected a finite eps of 0 or more, got {value!r}")
     return eps
+
+
+def expect_finite(op: str, what: str, rows: NDArray[Any], first: int = 0) -> None:
+    """Refuse results [n, ...] that are not finite.
+
+    Args:
+        what: a row is, for errors; first: the number of the first.
+
+    Raises:
+        ContractError: names the first row that is not finite.
+    """
+    finite = np.isfinite(rows)
+    if not finite.all():
+        row = int(np.argmin(finite.reshape(len(rows), -1).all(1)))
+        number = rows[row][~finite[row]].flat[0]
+        raise ContractError(
+            f"{op}: expected finite numbers, got {number} in {what} {first + row:,}; the weights "
+            f"are broken, or the dtype is too narrow: f32 and bf16 hold more than f16"
+        )
 
 
 def flag(op: str, name: str, value: Any) -> bool:
@@ -154,6 +174,33 @@ _OF_LOAD = {
         "model.config has it; msgspec.structs.replace changes it",
     ),
 }  # fmt: skip
+# Of `Index` and its `search`: those of FAISS, sentence-transformers, LanceDB and Chroma.
+_K = ("top_k", "topk", "top", "n", "n_results", "limit", "num_results", "n_neighbors")
+_DOT = "scores are dot products: of vectors of length 1 the cosine"
+_OF_SEARCH = {
+    **dict.fromkeys(_K, "write k="),
+    **dict.fromkeys(("threshold", "score_threshold", "radius"), "choose by matches.scores"),
+    **dict.fromkeys(
+        ("filter", "where", "ids"), "every row is compared; a database filters: docs/search.md"
+    ),
+    **dict.fromkeys(("metric", "score_function", "distance_type"), _DOT),
+    "batch_size": "all queries of a call are given at once",
+    "normalize": "encode(..., normalize=True) gives vectors of length 1",
+}
+_OF_INDEX = {
+    **dict.fromkeys(("metric", "metric_type", "space", "distance"), _DOT),
+    **dict.fromkeys(("dim", "d", "ndim", "dimension"), "the vectors say it"),
+    **dict.fromkeys(("documents", "names", "labels", "metadatas"), "write texts="),
+    "ids": "search gives rows, which are the ids; texts= takes any list",
+    "normalize": _OF_SEARCH["normalize"],
+    **dict.fromkeys(
+        ("nlist", "nprobe", "M", "ef_construction", "index_type", "connectivity"),
+        "every vector is compared: there is nothing to tune",
+    ),
+}
+_OF_ALL = {**{name: f"write {ours}=" for name, ours in _RENAMED.items()}, **_INSTEAD}
+_OF_RANK = {**_OF_ALL, **dict.fromkeys(("k", "top_n", "limit"), "write top_k=")}
+_OF_ONE = {"load": _OF_LOAD, "search": _OF_SEARCH, "Index": _OF_INDEX, "rank": _OF_RANK}
 
 
 def refuse_names(op: str, other: Mapping[str, object]) -> None:
@@ -162,9 +209,9 @@ def refuse_names(op: str, other: Mapping[str, object]) -> None:
     Raises:
         DTypeError: if there is one; with the name that it has here, where that is known.
     """
-    renamed, instead = ({}, _OF_LOAD) if op == "load" else (_RENAMED, _INSTEAD)
+    hints = _OF_ONE.get(op, _OF_ALL)
     for name in other:
-        hint = f"write {renamed[name]}=" if name in renamed else instead.get(name)
+        hint = hints.get(name)
         raise DTypeError(f"{op}: unknown argument {name}={f'; {hint}' if hint else ''}")
 
 

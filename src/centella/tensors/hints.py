@@ -24,6 +24,9 @@ _WHOLE = "the GPU has no 64-bit types here: f32, i32"
 _MADE = "ct.zeros(x.shape, x.dtype, x.device), and so on"
 _NEW_AXIS = "x[None] for axis 0, x[:, None] for axis 1, x[..., None] for axis -1"
 _DRAWN = "draw with NumPy: ct.asarray(rng.standard_normal(shape, np.float32))"
+_INDEX = "ct.Index(vectors), which compares a query with every vector"
+_SEARCH = "ct.Index(vectors).search(queries, k=10)"
+_READ_ONLY = "model folders are read here, and never written"
 
 # By name: what stands for it.
 OF_MODULE: dict[str, str] = {
@@ -60,6 +63,20 @@ OF_MODULE: dict[str, str] = {
     "Batcher": "ct.serving.Batcher",
     "SentenceTransformer": 'ct.load(name, task="embed")',
     "CrossEncoder": 'ct.load(name, task="classify")',
+    "TextEmbedding": 'ct.load(name, task="embed")',
+    **dict.fromkeys(("AutoModel", "pipeline"), "ct.load(name, task=...)"),
+    **dict.fromkeys(
+        ("AutoModelForCausalLM", "LLM", "Llama"), 'ct.load(name, task="generate")'
+    ),
+    **dict.fromkeys(("WhisperModel", "load_model"), 'ct.load(name, task="transcribe")'),
+    "AutoTokenizer": "ct.load(name).tokenizer",
+    **dict.fromkeys(("IndexFlatIP", "IndexFlatL2", "IndexFlat", "IndexIVFFlat"), _INDEX),
+    **dict.fromkeys(("IndexHNSWFlat", "index_factory"), _INDEX),
+    **dict.fromkeys(("read_index", "load_index"), 'ct.Index.open("vectors.npy")'),
+    "write_index": 'np.save("vectors.npy", vectors), then ct.Index.open("vectors.npy")',
+    **dict.fromkeys(("semantic_search", "util"), _SEARCH),
+    **dict.fromkeys(("normalize_L2", "normalize"), "ct.l2_normalize(x)"),
+    **dict.fromkeys(("cos_sim", "dot_score"), "model.similarity(a, b) of an Embedder"),
 }  # fmt: skip
 OF_TENSOR: dict[str, str] = {
     **{name: f"ct.{name}(x)" for name in sorted(FUNCTIONS)},
@@ -105,6 +122,8 @@ OF_MODEL: dict[str, str] = {
     "device": "model.model.device",
     **dict.fromkeys(("to", "cuda", "cpu", "half"), "ct.load(..., device=..., dtype=...)"),
     **dict.fromkeys(("eval", "train", "fit"), _GRAPH),
+    **dict.fromkeys(("save", "save_pretrained", "push_to_hub"), _READ_ONLY),
+    **dict.fromkeys(("from_pretrained", "from_folder", "load"), "ct.load(path)"),
 }  # fmt: skip
 # Of sentence-transformers' SentenceTransformer and CrossEncoder.
 OF_EMBEDDER: dict[str, str] = {
@@ -132,7 +151,69 @@ OF_EMBEDDER: dict[str, str] = {
         ("encode_multi_process", "start_multi_process_pool", "stop_multi_process_pool"),
         'ct.load(..., devices="all") has the model on every device',
     ),
+    **dict.fromkeys(
+        ("search", "similarity_search"), "ct.Index(model.encode(texts)).search(queries, k=10)"
+    ),
 }  # fmt: skip
+# Of the indexes of FAISS and usearch, and of the tables of LanceDB and Chroma.
+OF_INDEX: dict[str, str] = {
+    **dict.fromkeys(
+        ("save", "write", "write_index", "serialize", "to_file"),
+        'an Index writes no file: np.save("vectors.npy", vectors), then '
+        'ct.Index.open("vectors.npy")',
+    ),
+    **dict.fromkeys(
+        ("load", "read", "restore", "read_index", "from_file"), 'ct.Index.open("vectors.npy")'
+    ),
+    **dict.fromkeys(
+        ("add", "add_items", "add_with_ids", "insert", "upsert", "update", "delete", "remove",
+         "remove_ids", "reset"),
+        "an Index does not change: ct.Index(vectors) of all of them makes another",
+    ),
+    **dict.fromkeys(("train", "is_trained", "build", "create_index"), "an Index has no training"),
+    **dict.fromkeys(
+        ("query", "knn", "knn_query", "kneighbors", "nearest", "get_nns_by_vector",
+         "similarity_search"),
+        "index.search(queries, k=10)",
+    ),
+    "range_search": "index.search(queries, k), and of its rows those with scores you want",
+    **dict.fromkeys(("ntotal", "count", "count_rows", "size"), "len(index)"),
+    **dict.fromkeys(("d", "dim", "ndim", "dimension"), "index.shape[1]"),
+    **dict.fromkeys(
+        ("vectors", "reconstruct", "reconstruct_n", "get", "to_pandas", "to_arrow"),
+        "keep the array that the Index is made of: it gives no vectors back",
+    ),
+    "metric": "scores are dot products",
+    **dict.fromkeys(("to", "cuda", "cpu"), "ct.Index(vectors, device=...)"),
+}  # fmt: skip
+OF_MATCHES: dict[str, str] = {
+    **dict.fromkeys(("ids", "indices", "labels", "keys", "index"), "matches.rows"),
+    **dict.fromkeys(("distances", "similarities", "D"), "matches.scores, the largest first"),
+    **dict.fromkeys(("texts", "documents"), "index.texts[row] for each of matches.rows"),
+    **dict.fromkeys(("limit", "top_k"), "index.search(queries, k=5)"),
+    **dict.fromkeys(
+        ("to_list", "to_pandas", "to_arrow"), "matches.scores and matches.rows are NumPy's"
+    ),
+    **dict.fromkeys(("metric", "where"), "index.search compares each query with all vectors"),
+}
+# Of the engines of vLLM and llama.cpp's server.
+OF_SCHEDULER: dict[str, str] = {
+    **dict.fromkeys(
+        ("generate", "add_request", "create_completion", "chat", "stream", "enqueue"),
+        "scheduler.submit(prompt, max_new_tokens=...) gives a Request",
+    ),
+    **dict.fromkeys(("abort", "abort_request", "cancel"), "request.cancel()"),
+    **dict.fromkeys(("shutdown", "stop", "aclose"), "scheduler.close()"),
+    "start": "a Scheduler computes from the first submit on",
+    "has_unfinished_requests": "scheduler.running or scheduler.waiting",
+}
+OF_REQUEST: dict[str, str] = {
+    **dict.fromkeys(("text", "ids", "finish", "outputs"), "request.result() has it, at its end"),
+    **dict.fromkeys(("wait", "get", "join"), "request.result(timeout=None)"),
+    **dict.fromkeys(("stream", "pieces"), "for piece in request"),
+    **dict.fromkeys(("abort", "close"), "request.cancel()"),
+    **dict.fromkeys(("finished", "is_done"), "request.done()"),
+}
 OF_STREAM: dict[str, str] = {
     **dict.fromkeys(("text", "content"), '"".join(stream); at its end stream.result.text'),
     **dict.fromkeys(("ids", "tokens", "finish"), "stream.result has .ids and .finish at its end"),
@@ -164,7 +245,21 @@ def layer_getattr(layer: Any, name: str) -> Any:
     raise _missing(f"{type(layer).__name__!r} object", layer, name, OF_LAYER)
 
 
-class Hinted:
+def matches_getattr(matches: Any, name: str) -> Any:
+    """The `__getattr__` of Matches: as of a Tensor."""
+    raise _missing("'Matches' object", matches, name, OF_MATCHES)
+
+
+class _HintedType(type):
+    """Answers names that are asked of a class, as `Index.load`, as those of its objects."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise _missing(f"type object {cls.__name__!r}", cls, name, cls._hints)
+
+
+class Hinted(metaclass=_HintedType):
     """What answers the names of other libraries, also where they are set: with ours."""
 
     _hints: ClassVar[dict[str, str]] = OF_EMBEDDER

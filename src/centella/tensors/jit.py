@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
+from itertools import count
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -90,6 +91,8 @@ class Compiled(Generic[R]):
         with recording:  # what lies among the inputs is overwritten by the next ones
             outputs = [t.copy() if t._value in inputs or sparse(t.spec) else t for t in outputs]
         self._views = [(t.spec, t._offset) for t in outputs]
+        numbers = count()  # of read-backs
+        self._reads = [(spec, next(numbers) if spec.size else None) for spec, _ in self._views]
         self._replay = Replay(
             self.device.executor, recording, inputs, [t._value for t in outputs],
             [bytes_of(t._value, t.spec, t._offset) for t in outputs if t.size], self.name,
@@ -181,12 +184,10 @@ class Compiled(Generic[R]):
         ticket = self._replay.fetch(self._data_of(call), call_site())
 
         def finish() -> Any:
-            arrays: list[Array] = []
-            position = 0
-            for spec, _ in self._views:
-                raw = ticket.data(position) if spec.size else np.empty(0, np.uint8)
-                position += bool(spec.size)
-                arrays.append(decode(raw, spec))
+            arrays = [
+                decode(np.empty(0, np.uint8) if number is None else ticket.data(number), spec)
+                for spec, number in self._reads
+            ]
             return fill(self._shape, arrays)
 
         return Pending([ticket], finish)

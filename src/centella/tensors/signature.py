@@ -67,6 +67,8 @@ def _key(value: Any, leaves: list[Any]) -> Any:
     kind = type(value)
     if value is None or kind is str:
         return value
+    if kind is bool or kind is int:
+        return kind, value
     if isinstance(value, LEAVES):
         leaves.append(value)
         return _Slot
@@ -99,24 +101,28 @@ class CallArguments:
         self, name: str, device: str | Device | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         leaves: list[Leaf] = []
-        key = _key(args, leaves), _key(kwargs, leaves)
+        key: tuple[Any, ...] = tuple([_key(value, leaves) for value in args])
+        if kwargs:
+            key = key, _key(kwargs, leaves)
         self._arguments = (args, kwargs)
         self.device: Device = _device_of(leaves) if device is None else open_device(device)
-        specs = [self._taken(name, leaves, index) for index in range(len(leaves))]
         self.leaves: list[Leaf] = leaves
-        self.signature: tuple[Any, ...] = (key, *specs)
+        spec, signature = self.device.storage.spec, []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                self._check_device(name, leaf)
+                signature.append(spec(leaf.shape, leaf.dtype))
+            else:
+                leaves[index], kind = from_host_array(name, leaf, None)
+                signature.append(spec(leaves[index].shape, kind))
+        self.signature: tuple[Any, ...] = (key, *signature)
 
-    def _taken(self, name: str, leaves: list[Leaf], index: int) -> Spec:
-        leaf = leaves[index]
-        if not isinstance(leaf, Tensor):
-            leaves[index], kind = from_host_array(name, leaf, None)
-            return self.device.storage.spec(leaves[index].shape, kind)
+    def _check_device(self, name: str, leaf: Tensor) -> None:
         if leaf.device is not self.device:
             raise DeviceError(
                 f"{name}: expected tensors on {self.device.name}, got one on {leaf.device.name}; "
                 f"move it with .to(device)"
             )
-        return self.device.storage.spec(leaf.shape, leaf.dtype)
 
     def filled(self, leaves: Sequence[Any]) -> Any:
         """(args, kwargs) with other leaves."""

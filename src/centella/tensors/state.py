@@ -110,12 +110,12 @@ class State(Described):
     @property
     def note(self) -> Any:
         """What the owner knows of this version on the host; a failed change takes it back too."""
-        return self._current.note
+        return self._cell.note
 
     @uninterrupted
     def mark(self, note: Callable[[Any], Any]) -> None:
         """Give this version a note, `note(the one it has)`; a replay calls it again, each time."""
-        self._current.note = note(self._current.note)
+        self._cell.note = note(self._cell.note)
         recording = innermost(self.device)
         if recording is not None and recording.host_updates is not None:
             recording.host_updates.append((self._cell, note))
@@ -133,7 +133,7 @@ class State(Described):
 
     def __deepcopy__(self, _: Any) -> State:
         state = State(self.value, name=self._cell.what)
-        state._current.note = self.note
+        state._cell.note = self.note
         return state
 
     def __reduce_ex__(self, _: Any) -> Any:

@@ -263,7 +263,7 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
         return apply("copy", self)
 
     def astype(self, dtype: Any) -> Tensor:
-        """Converted to another dtype: floats to integers truncate, NaN gives 0."""
+        """Converted to another dtype: floats to integers truncate and saturate, NaN gives 0."""
         target = dtype_of(dtype)
         return self if target is self.dtype else apply("cast", self, dtype=target.name)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from centella.errors import MissingExtraError, WeightsError
 from centella.weights.model_files import is_file, kind, read_json, read_json_as, show
+from centella.weights.repositories import repositories_like
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # What a folder is read from.
@@ -76,10 +77,13 @@ def _meant(path: str, named: bool) -> str:
             f"name: ct.load(huggingface_hub.snapshot_download({path!r}))"
         )
     near = _near(path)
-    text = f"; did you mean {near!r}?" if near else ""
-    if NAME.fullmatch(path):
-        text += f"; for a repository write its owner too, as in 'sentence-transformers/{path}'"
-    return text
+    names = [near] if near else []
+    alone = NAME.fullmatch(path) is not None
+    if alone and near.lower() != path.lower():
+        names += repositories_like(path)
+    if names:
+        return f"; did you mean {' or '.join(map(repr, names))}?"
+    return f"; for a repository write its owner too: 'owner/{path}'" if alone else ""
 
 
 def _near(path: str, *inside: str) -> str:

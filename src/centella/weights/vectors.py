@@ -35,7 +35,7 @@ class Stored(Struct, frozen=True):
 
     Attributes:
         vectors: [n, dim] of floats, read: a file that is mapped and cut short kills the process.
-        texts: one a row, where the file has them.
+        texts: one a row, where the file has them; of a missing one "".
         model: what made them, where the file says so.
     """
 
@@ -70,7 +70,8 @@ def open_vectors(path: str | PathLike[str]) -> Stored:
 
 
 def _npy(file: BinaryIO) -> Stored:
-    return Stored(np.lib.format.read_array(file, allow_pickle=False))
+    array = np.lib.format.read_array(file, allow_pickle=False)
+    return Stored(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def _arrow(file: BinaryIO, suffix: str) -> Stored:
@@ -79,9 +80,15 @@ def _arrow(file: BinaryIO, suffix: str) -> Stored:
         table = arrow.parquet.read_table(file)
     else:
         table = arrow.ipc.open_file(file).read_all()
+    if VECTORS not in table.column_names:
+        names = ", ".join(table.column_names) or "none"
+        raise ValueError(f"expected a column {VECTORS}, got {names}")
     column = table.column(VECTORS)
     flat = _numbers(column.combine_chunks())
     texts = table.column(TEXTS).to_pylist() if TEXTS in table.column_names else None
+    if texts is not None and not all(isinstance(text, str | None) for text in texts):
+        raise ValueError(f"expected texts in {TEXTS}, got {table.column(TEXTS).type}")
+    texts = None if texts is None else [text or "" for text in texts]
     model = (table.schema.metadata or {}).get(MODEL.encode())
     dim = -1 if len(table) else getattr(column.type, "list_size", 0)
     return Stored(flat.reshape(len(table), dim), texts, model.decode() if model else None)

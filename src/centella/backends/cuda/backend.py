@@ -18,7 +18,7 @@ from centella.backends.base import About, Launch, Submission, packed
 from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
-from centella.backends.cuda.memory import CudaMemory
+from centella.backends.cuda.memory import CudaMemory, host_address
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
 from centella.emit.program import HostProgram, Program
@@ -84,6 +84,12 @@ class CudaBackend(CudaMemory):
                     driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                     dynamic,
                 ))  # fmt: skip
+            if program.ir.early:  # beside groups that have most of a multiprocessor's memory
+                check(driver.cuFuncSetAttribute(
+                    function,
+                    driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                    100,
+                ))  # fmt: skip
             most = self._most_blocks(function, program, dynamic) if program.ir.resident else 0
         return Pipeline(function, program.ir.workgroup, dynamic, most, program.ir.meets)
 
@@ -122,7 +128,7 @@ class CudaBackend(CudaMemory):
 
     def submit(self, work: Submission) -> CudaTicket:
         """Start a submission."""
-        places, end = packed(read.nbytes for read in work.reads)
+        places, end = packed([read.nbytes for read in work.reads])
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
             ticket = CudaTicket(self, self._take_event(), places)
@@ -147,7 +153,7 @@ class CudaBackend(CudaMemory):
                 for read, (at, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
                     check(driver.cuMemcpyDtoHAsync(
-                        pinned.ctypes.data + at, work.slots[read.slot].native + read.start,
+                        pinned.address + at, work.slots[read.slot].native + read.start,
                         nbytes, stream))  # fmt: skip
                 check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
@@ -188,17 +194,19 @@ class CudaBackend(CudaMemory):
             structs += bytes(-len(structs) % 8)
         # The driver copies each struct while it takes the launch.
         blob = np.frombuffer(structs, np.uint8)
-        pointers = np.array(places, np.uint64) + np.uint64(blob.ctypes.data)
-        first = pointers.ctypes.data
-        alone, together = driver.cuLaunchKernel, partial(_configured, _together())
-        if overlap:
-            alone = partial(_configured, _overlap())
+        pointers = np.array(places, np.uint64) + np.uint64(host_address(blob))
+        first = host_address(pointers)
+        alone = partial(_configured, _overlap()) if overlap else driver.cuLaunchKernel
+        some_meet = any([bound.pipeline.meets for bound in work.launches])
+        together = partial(_configured, _together()) if some_meet else alone
         ok = driver.CUresult.CUDA_SUCCESS
+        behind = ordered(work) if overlap else frozenset()
         for position, bound in enumerate(work.launches):
             function, threads, dynamic, most, meets = bound.pipeline
             if stamps is not None:
                 stamps.record(2 * position, stream)
-            status = (together if meets else alone)(
+            how = together if meets else driver.cuLaunchKernel if position in behind else alone
+            status = how(
                 function, min(bound.groups, most or bound.groups), 1, 1, threads, 1, 1, dynamic,
                 stream,
                 first + 8 * position, 0,
@@ -240,7 +248,7 @@ class CudaBackend(CudaMemory):
             for event in (*events, *self._events, *(e for one in self._dead_stamps for e in one)):
                 driver.cuEventDestroy(event)
             for memory in pinned:
-                driver.cuMemFreeHost(memory.ctypes.data)
+                driver.cuMemFreeHost(memory.address)
             for module in self._modules:
                 driver.cuModuleUnload(module)
             self._streams.close()
@@ -250,6 +258,23 @@ class CudaBackend(CudaMemory):
         self._sent.clear()
         if self._primary:
             driver.cuDevicePrimaryCtxRelease(self._device)
+
+
+def ordered(work: Submission) -> frozenset[int]:
+    """Launches that read, before they wait, what one before them in the submission writes.
+
+    They begin when those before are over; what these wrote is then there for all that follow.
+    """
+    written: set[int] = set()
+    behind = set()
+    for position, bound in enumerate(work.launches):
+        ir = bound.program.ir  # type: ignore[union-attr]  # not of the host
+        addresses = [work.slots[slot].native for slot in bound.slots]
+        if any(addresses[argument] in written for argument in ir.early):
+            behind.add(position)
+            written.clear()
+        written.update(a for a, arg in zip(addresses, ir.args, strict=True) if arg.writable)
+    return frozenset(behind)
 
 
 @cache

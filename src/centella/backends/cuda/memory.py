@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,14 @@ STAGED = 64 << 10  # bytes of a copy that the driver takes a copy of before it r
 A: Any = driver.CUdevice_attribute
 
 
+class Pinned(NamedTuple):
+    """Memory of the host that the driver copies from and to by itself."""
+
+    data: Array
+    address: int
+    nbytes: int
+
+
 class CudaMemory(Backend):
     """The memory of one CUDA device, in its primary context, which other libraries share.
 
@@ -49,10 +57,10 @@ class CudaMemory(Backend):
         self.processors: int = self._attribute(A.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.caps: Caps = self._capabilities()
         self._lock = threading.RLock()  # addresses are given out without the device's
-        self._pinned: dict[int, list[Array]] = {}
-        self._idle_pinned: deque[Array] = deque()
+        self._pinned: dict[int, list[Pinned]] = {}
+        self._idle_pinned: deque[Pinned] = deque()
         self._events: list[Any] = []
-        self._sent: deque[tuple[Array, Any]] = deque()  # on their way, and until when
+        self._sent: deque[tuple[Pinned, Any]] = deque()  # on their way, and until when
         self._primary = handle is None
         self._context = (
             check(driver.cuDevicePrimaryCtxRetain(self._device))
@@ -177,8 +185,9 @@ class CudaMemory(Backend):
             self._send(buffer, data, self._streams.turn().native)
 
     def _send(self, buffer: Buffer, data: Array, stream: Any) -> None:
-        check(driver.cuMemcpyHtoDAsync(buffer.native, data.ctypes.data, data.nbytes, stream))
-        if data.nbytes > STAGED:
+        nbytes = data.nbytes
+        check(driver.cuMemcpyHtoDAsync(buffer.native, host_address(data), nbytes, stream))
+        if nbytes > STAGED:
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
 
@@ -189,17 +198,17 @@ class CudaMemory(Backend):
             with self._lock, self.current():
                 pinned, event = self._next_sent(size)
             try:
-                yield pinned[:size]
+                yield pinned.data[:size]
                 with self._lock, self.current():
                     stream = self._streams.turn().native
                     check(driver.cuMemcpyHtoDAsync(
-                        int(buffer.native) + start, pinned.ctypes.data, size, stream
+                        int(buffer.native) + start, pinned.address, size, stream
                     ))  # fmt: skip
                     check(driver.cuEventRecord(event, stream))
             finally:
                 self._sent.append((pinned, event))
 
-    def _next_sent(self, nbytes: int) -> tuple[Array, Any]:
+    def _next_sent(self, nbytes: int) -> tuple[Pinned, Any]:
         """Pinned memory for a part, and its event: of two or more, what was sent first."""
         if len(self._sent) < 2:
             return self._take_pinned(nbytes), self._take_event()
@@ -273,18 +282,19 @@ class CudaMemory(Backend):
                 self._streams.after(mine, Stream.of(handle))
         return buffer.native, Lent(buffer, handle, self._streams.returned)
 
-    def _take_pinned(self, nbytes: int) -> Array:
+    def _take_pinned(self, nbytes: int) -> Pinned:
         size = 1 << max(12, (nbytes - 1).bit_length())
         while self._idle_pinned:
             idle = self._idle_pinned.popleft()
-            self._pinned.setdefault(idle.size, []).append(idle)
+            self._pinned.setdefault(idle.nbytes, []).append(idle)
         free = self._pinned.get(size)
         if free:
             return free.pop()
         address = int(check(driver.cuMemHostAlloc(size, 0)))
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        data = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        return Pinned(data, address, size)
 
-    def return_pinned(self, pinned: Array) -> None:
+    def return_pinned(self, pinned: Pinned) -> None:
         """Take pinned memory for the next read-back of its size; safe in a finalizer."""
         self._idle_pinned.append(pinned)
 
@@ -296,6 +306,12 @@ class CudaMemory(Backend):
     def return_event(self, event: Any) -> None:
         """Take an event for the next submission; safe in a finalizer."""
         self._events.append(event)
+
+
+def host_address(data: Array) -> int:
+    """Where host bytes lie; NumPy's own way takes four times as long."""
+    writeable = data.flags.writeable and data.nbytes
+    return ctypes.addressof(ctypes.c_char.from_buffer(data.data)) if writeable else data.ctypes.data
 
 
 def _new_stream() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from centella.backends.base import Array, Times
 from centella.backends.cuda.driver import check, driver
-from centella.backends.cuda.memory import CudaMemory
+from centella.backends.cuda.memory import CudaMemory, Pinned
 from centella.backends.cuda.stamps import Stamps
 
 PAUSE = 0.0005
@@ -31,7 +31,7 @@ class CudaTicket:
     def __init__(self, backend: CudaMemory, event: Any, places: list[tuple[int, int]]) -> None:
         self._backend = backend
         self.event: Any = event
-        self.pinned: Array | None = None
+        self.pinned: Pinned | None = None
         self._places = places
         self.stamps: Stamps | None = None
         self._lock = threading.Lock()
@@ -62,7 +62,8 @@ class CudaTicket:
                 return
             results: list[Array] = []
             if self.pinned is not None:
-                results = [self.pinned[s : s + n].copy() for s, n in self._places]
+                data = self.pinned.data
+                results = [data[start : start + size].copy() for start, size in self._places]
                 self._backend.return_pinned(self.pinned)
                 self.pinned = None
             self._results = results

@@ -72,6 +72,7 @@ def rope_cache_write() -> Row:
     all_cases += [case(2, 6, 3, 3, d, 4, True, interleaved=True, layout="pads") for d in (10, 20)]
     all_cases += [
         case(1, 8, 8, 1, 64, 32),
+        case(2, 6, 2, 5, 64, 32, True, 3),
         case(3, 1, 1, 4, 24, 8, True, 9),
         case(0, 2, 1, 1, 8, 4),
     ]
@@ -217,4 +218,37 @@ def cache_step() -> Row:
     all_cases += [
         Case((steps, replace(lengths, layout=x)), {"tokens": 0}) for x in ("plain", "offset")
     ]
+    return Row(("i32",), tuple(all_cases), exact=True)
+
+
+def cache_copy() -> Row:
+    """Rows in chunks, in words, odd; whole blocks and parts of them; pools of both kinds."""
+
+    def case(blocks: int, size: int, d: int, copies: int) -> Case:
+        pools = (In((2, blocks, size, d), layout="state"),) * 2
+        # Not all rows alike: no two may copy to one block.
+        return Case((*pools, In((copies, 3), "apart", "i32", "pads")))
+
+    all_cases = [case(9, 4, d, 3) for d in (1, 5, 16, 64)] + [case(5, 7, 8, 3), case(4, 3, 10, 1)]
+    return Row((*FLOATS, "i8"), tuple(all_cases), exact=True)
+
+
+def cache_copy_i8() -> Row:
+    """As `cache_copy`, with scales."""
+    all_cases = [
+        Case((*_in_i8((2, blocks, size, d)), In((copies, 3), "apart", "i32", "pads")))
+        for blocks, size, d, copies in ((9, 4, 16, 3), (9, 3, 5, 3), (4, 7, 64, 2))
+    ]
+    return Row(("f32",), tuple(all_cases), exact=True)
+
+
+def beam_blocks() -> Row:
+    """One beam and many; tables of one block and of several; positions within and past them."""
+    all_cases = [
+        Case((In((p * b, 1 + w), "apart", "i32", "state"), In((p * b,), (0, p * b), "i32")),
+             {"beam": b, "size": size})
+        for p, b, w, size in (
+            (1, 1, 1, 4), (2, 3, 2, 5), (3, 4, 4, 16), (1, 16, 5, 64), (2, 7, 40, 8), (1, 5, 3, 1),
+        )
+    ]  # fmt: skip
     return Row(("i32",), tuple(all_cases), exact=True)

@@ -11,9 +11,12 @@ from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import dtype_of, f16
 from centella.ops.matmul import skinny
 from centella.ops.matmul.mma import mma_tile_of
+from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.tiled import tile_of
 from centella.ops.matmul.wgmma import WGMMA_TILES
+from centella.ops.matmul.whole_rows import WIDEST, RowsTile
+from centella.ops.norm import NormAttrs
 from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (
@@ -55,12 +58,14 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
     if variant == "cluster":
         return caps.clusters
-    if variant in ("mma", "wgmma", "split_mma", "cluster_mma"):
+    if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
         if variant == "cluster_mma":
             return had and caps.clusters
-        return had and (variant != "wgmma" or (room and caps.warpgroups))
+        if variant == "whole_rows":
+            room = RowsTile(WIDEST).shared_bytes <= caps.max_shared
+        return had and (variant not in ("wgmma", "whole_rows") or (room and caps.warpgroups))
     least = min((d.itemsize for d in dtypes), default=0)
     return variant not in TILES or tile_of(variant, least, caps) is not None
 
@@ -114,6 +119,28 @@ def fused_on_tensor_cores() -> list[Case]:
         cases.append(Case((In((20, 36), layout=x), In((5, 36))), plain))
         cases.append(Case((In((20, 36)), In((5, 36), layout=x)), plain))
     return cases
+
+
+def linear_norm() -> Row:
+    """Products joined to their norm: rows off every boundary, depths past the ring, layouts."""
+    cases = []
+    every, affine = ("bias", "residual"), ("weight", "bias")
+    for m, n, k, extras, vectors in ((1, 64, 8, every, affine), (5, 64, 40, (), ()),
+                                     (130, 128, 136, ("bias",), affine),
+                                     (33, 384, 264, ("residual",), ("weight",))):  # fmt: skip
+        shapes = {"bias": (n,), "residual": (m, n)}
+        operands = [In((m, k)), In((n, k)), *(In(shapes[e]) for e in extras)]
+        operands += [In((n,))] * len(vectors)
+        attrs = {"linear": LinearAttrs(extras, ""), "norm": NormAttrs("layer", 1e-5, vectors)}
+        whole = {**attrs, "variant": "whole_rows"}  # whose sums are not rounded
+        cases.append(Case(tuple(operands), whole))
+        cases.append(Case(tuple(operands), {**attrs, "variant": "apart"}, dtypes=("f32", "f16")))
+        cases.append(Case((In((m, k), "large"), *operands[1:]), whole))
+    rms = {"linear": LinearAttrs(("bias",), "silu"), "norm": NormAttrs("rms", 1e-5, ("weight",))}
+    for x in LAYOUTS:
+        operands = [In((3, 5, 19), layout=x), In((7, 19)), In((7,)), In((7,))]
+        cases.append(Case(tuple(operands), rms, dtypes=("f32", "f16")))
+    return Row(FLOATS, tuple(cases), sums=True)
 
 
 def normed_linear() -> Row:

@@ -106,6 +106,24 @@ def sample() -> Row:
     return Row(("f32",), tuple(all_cases), exact=True)
 
 
+def beam_select() -> Row:
+    """Few candidates and many; ties, NaN, infinities; most have ended, and none."""
+
+    def case(p: int, k: int, b: int, v: int, values: str, ends: tuple[int, int]) -> Case:
+        kinds = ((0, v), "i32"), ((0, b), "i32"), ("normal", "f32")
+        states = (In((p * b,), values, dtype, "state") for values, dtype in kinds)
+        codes = In((p, k), (0, b * v), "i32")
+        return Case((*states, In((p, k), values), codes, In((v,), ends, "i32")))
+
+    all_cases = [
+        case(*sizes, values, ends)
+        for sizes in ((1, 1, 1, 5), (3, 8, 4, 50), (2, 21, 3, 7), (2, 128, 16, 1000))
+        for values in ("normal", "ties", "large") for ends in ((0, 2), (0, 1), (-1, 1))
+    ]  # fmt: skip
+    all_cases.append(case(1, 21, 9, 30, "extremes", (0, 2)))
+    return Row(("f32",), tuple(all_cases), exact=True)
+
+
 def speech_token() -> Row:
     """Vocabularies of one part and of several; texts at their begin, after times, and ended."""
     all_cases = []

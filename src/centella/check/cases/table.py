@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from centella.check.cases.attention import attention
 from centella.check.cases.caches import (
+    beam_blocks,
     cache_attend,
+    cache_copy,
+    cache_copy_i8,
     cache_step,
     cache_write,
     cache_write_i8,
@@ -32,6 +35,7 @@ from centella.check.cases.products import (
     conv1d,
     expert_linear,
     linear,
+    linear_norm,
     matmul,
     normed_linear,
     variant_fits,
@@ -39,6 +43,7 @@ from centella.check.cases.products import (
 from centella.check.cases.rows import (
     argmax,
     argsort,
+    beam_select,
     cumsum,
     dot,
     mean_pool,
@@ -65,6 +70,7 @@ TABLE: dict[str, Row] = {
     "argsort": argsort(),
     "cumsum": cumsum(),
     "sample": sample(),
+    "beam_select": beam_select(),
     "speech_token": speech_token(),
     "speech_scores": speech_scores(),
     "softmax": softmax(),
@@ -73,6 +79,7 @@ TABLE: dict[str, Row] = {
     "embedding": embedding(),
     "matmul": matmul(),
     "linear": linear(),
+    "linear_norm": linear_norm(),
     "normed_linear": normed_linear(),
     "expert_linear": expert_linear(),
     "dequantize": dequantize(),
@@ -88,6 +95,9 @@ TABLE: dict[str, Row] = {
     "cache_write": cache_write(),
     "cache_attend": cache_attend(),
     "cache_write_i8": cache_write_i8(),
+    "cache_copy": cache_copy(),
+    "cache_copy_i8": cache_copy_i8(),
+    "beam_blocks": beam_blocks(),
     "cache_step": cache_step(),
     "rope_attend": rope_attend(),
     "rope_cache_write": rope_cache_write(),

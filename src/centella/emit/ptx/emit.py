@@ -16,10 +16,11 @@ from centella.emit.ptx.tables import (
 )
 from centella.emit.ptx.writer import Rule, Writer
 from centella.errors import DeviceError, TraceError
-from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
+from centella.lang.ir import BARRIERS, FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
 
 IN_HEAD = ("resident", "cluster")  # the entry's head has them
 PREFETCH_VERSION = "7.4"  # which knows .level::prefetch_size
+SEND_VERSION = "8.1"  # st.async
 
 RULES: dict[str, Rule] = values.RULES | memory.RULES | control.RULES | warps.RULES | hopper.RULES
 
@@ -43,8 +44,9 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
     w = Writer(ir, arch)
     number = number_of(arch)
     for ops, needed, has in (
-        (PTX_ONLY, "sm_80 or later", number >= 80), (FROM_90, "sm_90 or later", number >= 90),
-        (HOPPER | {"role"}, "sm_90a", arch == "sm_90a"),
+        (PTX_ONLY, "sm_80 or later", number >= 80),
+        ((HOPPER - BARRIERS) | {"role"}, "sm_90a", arch == "sm_90a"),
+        (FROM_90 | BARRIERS, "sm_90 or later", number >= 90),
     ):  # fmt: skip  # a table
         if not has and (op := ir.first(ops)):
             raise TraceError(f"kernel {ir.name!r}: {op} needs {needed}, got {arch}")
@@ -101,8 +103,10 @@ def _head(w: Writer) -> list[str]:
 
 def _version(w: Writer) -> str:
     """The PTX version that a target needs, or what the kernel asks of it."""
-    least = TARGETS[w.arch]
-    return max(least, PREFETCH_VERSION, key=_number) if w.lines else least
+    needed = [TARGETS[w.arch], *([PREFETCH_VERSION] if w.lines else [])]
+    if any(s[0] == "cluster_store" for s in w.ir.body):
+        needed.append(SEND_VERSION)
+    return max(needed, key=_number)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -118,7 +122,9 @@ def _prologue(w: Writer) -> list[str]:
     lines += [f"  .reg .{kind} {name}<{count}>;" for kind, name, count in w.fragments]
     if w.shared.size and not w.shared.dynamic:
         lines.append(f"  .shared .align {w.shared.align} .b8 $smem[{w.shared.size}];")
-    if overlaps(w.arch):  # every block waits, also one past the launch: its end is not another's
+    if overlaps(w.arch) and not w.ir.first(
+        frozenset({"await_launches"})
+    ):  # every block waits, also one past the launch: its end is not another's
         lines.append("  griddepcontrol.wait;")
     lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]
     lines += ["  setp.ge.u32 %past, %group, %groups;", "  @%past ret;"]

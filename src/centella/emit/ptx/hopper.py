@@ -10,6 +10,7 @@ from __future__ import annotations
 from centella.emit.ptx.facts import MAX_FOLDED, leaves
 from centella.emit.ptx.layout import MAP_BYTES
 from centella.emit.ptx.memory import address, total
+from centella.emit.ptx.tables import TYPES
 from centella.emit.ptx.writer import Rule, Writer, braced
 from centella.lang.ir import Matrix, Statement
 
@@ -152,10 +153,22 @@ def _cluster_load(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"ld.shared::cluster.{w.kind(i)} {w.result(i)}, {pointer};")
 
 
+def _cluster_store(w: Writer, i: int, statement: Statement) -> None:
+    """Words to another group's shared memory, which count at its barrier."""
+    _, _, (index, barrier, rank, *words), (array, barriers) = statement
+    pointer = address(w, index, array, True, 4, rank)
+    there = address(w, barrier, barriers, True, 8, rank)
+    text = ", ".join(w.values[word] for word in words)
+    kind = TYPES[w.ir.body[words[0]][1][:3]][1]
+    vector, text = (f".v{len(words)}", f"{{{text}}}") if len(words) > 1 else ("", text)
+    completion = "shared::cluster.mbarrier::complete_tx::bytes"
+    w.emit(f"st.async.weak.{completion}{vector}.{kind} {pointer}, {text}, {there};")
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(SIGNALS, _signal), "mbar_wait": _barrier_wait,
     "tma_load": _tensor_load, "tma_multicast": _tensor_load, "tma_store": _tensor_store,
     "wgmma": _wgmma, "wgmma_held": _wgmma, "setmaxnreg": _registers,
     "warpgroup_barrier": _warpgroup_barrier, "warpgroup": _warpgroup_id,
-    "cluster_load": _cluster_load,
+    "cluster_load": _cluster_load, "cluster_store": _cluster_store,
 }  # fmt: skip  # a table

@@ -72,11 +72,17 @@ def _base(w: Writer, position: int) -> str:
 
 
 def _load(w: Writer, i: int, statement: Statement) -> None:
-    """A word or a chunk; what no thread writes goes through the read-only path."""
+    """A word or a chunk; what nobody writes while the kernel runs goes through the read-only path.
+
+    Of a kernel that begins before launches before it are over that is what it reads early.
+    """
     op, type_, _, position = statement
     space = "shared"
     if op not in SHARED:
-        space = "global" if w.ir.args[position].writable else "global.nc"
+        still = not w.ir.args[position].writable
+        if w.ir.early and position not in w.ir.early:
+            still = False
+        space = "global.nc" if still else "global"
     address = _address(w, statement)
     prefix, kind = TYPES[type_[:3]]
     if op[-1] == "4":

@@ -14,7 +14,7 @@ RULES: dict[str, Rule] = expressions.RULES | statements.RULES
 
 def emit_wgsl(
     ir: KernelIR, *, native_f16: bool = False, keep_loops: bool = False,
-    settle_floats: bool = False, enable_subgroups: bool = False, copies: Copies = (),
+    settled: frozenset[str] = frozenset(), enable_subgroups: bool = False, copies: Copies = (),
     report_stops: bool = False,
 ) -> str:  # fmt: skip
     """The WGSL module of a kernel.
@@ -24,7 +24,7 @@ def emit_wgsl(
         native_f16: use `pack2x16float` (only where a probe found it rounding to nearest even).
         keep_loops: keep a driver from unrolling loops. One that compiles for a CPU gains nothing
             by it, and takes milliseconds for each load that it repeats.
-        settle_floats: keep a driver from rewriting float arithmetic (where a probe found it to).
+        settled: float operations that a driver is kept from rewriting (where a probe found it to).
         enable_subgroups: write the `enable subgroups;` line that Tint demands and naga refuses.
         copies: how often bodies of loops stand, for drivers that count rounds (`lang.rounds`).
         report_stops: bind two words behind the parameters: how often such a driver has ended a
@@ -33,7 +33,7 @@ def emit_wgsl(
     Raises:
         TraceError: for an operation that only another target has.
     """
-    w = _written(ir, native_f16, keep_loops, settle_floats, copies, report_stops)
+    w = _written(ir, native_f16, keep_loops, settled, copies, report_stops)
     enabled = ["enable subgroups;"] if enable_subgroups and ir.uses_subgroups else []
     return "\n".join([*enabled, *_declarations(w), *_entry(ir), *w.lines, "  }", "}", ""])
 
@@ -44,11 +44,11 @@ def count_statements(ir: KernelIR) -> int:
 
 
 def _written(
-    ir: KernelIR, native_f16: bool, keep_loops: bool = False, settle_floats: bool = False,
+    ir: KernelIR, native_f16: bool, keep_loops: bool = False, settled: frozenset[str] = frozenset(),
     copies: Copies = (), report_stops: bool = False,
 ) -> Writer:  # fmt: skip
     """The statements of a kernel, a line each."""
-    w = Writer(ir, native_f16, keep_loops, settle_floats, copies, report_stops)
+    w = Writer(ir, native_f16, keep_loops, settled, copies, report_stops)
     if report_stops:
         w.line("ended[thread] = 0u;  // some drivers leave what another kernel left there")
     for i, statement in enumerate(ir.body):

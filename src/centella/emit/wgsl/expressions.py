@@ -29,6 +29,7 @@ LANES = "xyzw"
 # every launch, keeps them from it: results have its bits added, so that no rule reaches past one,
 # and so has the first of two operands, which may be equal.
 REWRITTEN = frozenset({"add", "sub", "mul", "div", "sqrt", "fma", "ex2"})
+SUMS = frozenset({"add"})  # a sum in another order has another rounding
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -86,7 +87,7 @@ def _pure(w: Writer, i: int, statement: Statement) -> None:
 
 def _expression(w: Writer, statement: Statement, texts: list[str]) -> str:
     op, type_, args, _ = statement
-    if not w.settle_floats or type_ != "f32" or op not in REWRITTEN:
+    if type_ != "f32" or op not in w.settled:
         return _plain(w, statement, texts)
     texts = [_unknown_zero(w, a, text) for a, text in zip(args, texts, strict=True)]
     if op in ("add", "sub", "div") and w.ir.body[args[0]][0] != "const":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from centella.emit.emission import Emission, Text
 from centella.emit.wgsl.emit import emit_wgsl
+from centella.emit.wgsl.expressions import REWRITTEN, SUMS
 from centella.errors import LimitError
 from centella.lang.ir import KernelIR
 from centella.specs import Caps
@@ -18,13 +19,15 @@ def emit(ir: KernelIR, caps: Caps, emission: Emission) -> Text:
     if lacking := _lacking(ir, caps):
         raise LimitError(f"kernel {ir.name!r}: {lacking}")
     keep = caps.family == "software"
-    settle = caps.rewrites_arithmetic and not emission.rewritable
-    flags = (caps.native_f16_pack, emission.trusted, keep, settle)
+    settled: frozenset[str] = frozenset()
+    if caps.rewrites_arithmetic:
+        settled = SUMS if emission.rewritable else REWRITTEN
+    flags = (caps.native_f16_pack, emission.trusted, keep, bool(settled))
     key = f"wgsl:{ir.digest}:{''.join(str(int(flag)) for flag in flags)}"
     key += "".join(f":{loop}x{n}" for loop, n in emission.copies)
     key += ":stops" if emission.reports else ""
     source = emit_wgsl(
-        ir, native_f16=caps.native_f16_pack, keep_loops=keep, settle_floats=settle,
+        ir, native_f16=caps.native_f16_pack, keep_loops=keep, settled=settled,
         copies=emission.copies, report_stops=emission.reports,
     )  # fmt: skip
     return Text(key, source)

@@ -30,14 +30,14 @@ class Writer:
     """One emission: its lines, the text of each value, and what the module must define."""
 
     def __init__(
-        self, ir: KernelIR, native_f16: bool, keep_loops: bool, settle_floats: bool = False,
-        copies: Copies = (), report_stops: bool = False,
+        self, ir: KernelIR, native_f16: bool, keep_loops: bool,
+        settled: frozenset[str] = frozenset(), copies: Copies = (), report_stops: bool = False,
     ) -> None:  # fmt: skip
         self.ir: KernelIR = ir
         self.report_stops: bool = report_stops
         self.native_f16: bool = native_f16
         self.keep_loops: bool = keep_loops
-        self.settle_floats: bool = settle_floats
+        self.settled: frozenset[str] = settled
         self.copies: dict[int, int] = dict(copies)
         self.opened: list[Block] = []
         self.lines: list[str] = []

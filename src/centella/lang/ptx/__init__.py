@@ -25,6 +25,7 @@ from centella.lang.ptx.clusters import (
 )
 from centella.lang.ptx.grids import grid, grid_barrier
 from centella.lang.ptx.intrinsics import (
+    await_launches,
     cp_async,
     cp_async_commit,
     cp_async_wait,
@@ -50,10 +51,10 @@ from centella.lang.ptx.warpgroups import (
 )
 
 __all__ = [
-    "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "cluster", "cluster_arrive",
-    "cluster_load", "cluster_rank", "cluster_size", "cluster_wait", "cp_async", "cp_async_commit",
-    "cp_async_wait", "fetch_lines", "grid", "grid_barrier", "init_fence", "launch_dependents",
-    "ldmatrix", "max_pairs", "mma_sync", "resident", "role", "stmatrix", "tma_load", "tma_store",
-    "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier", "wgmma", "wgmma_commit",
-    "wgmma_fence", "wgmma_held", "wgmma_wait", "widen_i8",
+    "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "await_launches", "cluster",
+    "cluster_arrive", "cluster_load", "cluster_rank", "cluster_size", "cluster_wait", "cp_async",
+    "cp_async_commit", "cp_async_wait", "fetch_lines", "grid", "grid_barrier", "init_fence",
+    "launch_dependents", "ldmatrix", "max_pairs", "mma_sync", "resident", "role", "stmatrix",
+    "tma_load", "tma_store", "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier",
+    "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_held", "wgmma_wait", "widen_i8",
 ]  # fmt: skip  # a table

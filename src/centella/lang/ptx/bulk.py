@@ -79,6 +79,33 @@ class Barriers:
         t, which = self._index(index)
         t.effect("mbar_expect", "", (which, expr_of(t, nbytes, "u32")), self.memory.position)
 
+    def send(
+        self, index: Value, array: Shared, first: Value, values: Sequence[Value], rank: Value
+    ) -> None:
+        """Store one word or four to the shared memory of the group of a rank; they count there.
+
+        PTX ISA, "Data Movement and Conversion Instructions: st.async"; sm_90. Whoever has waited
+        for the phase of that group's barrier sees them: no cluster barrier is needed behind, and
+        nobody here waits. That group has made its barrier ready, and met the cluster, before; it
+        stays until it has waited.
+
+        Args:
+            index: of the barrier, which has announced their bytes (`expect`); array, first: where
+                to, of four words a multiple of 4; rank: one's own, too.
+
+        Raises:
+            TraceError: in a kernel without clusters, for a rank that its cluster has not, or
+                another number of words.
+        """
+        t, which = self._index(index)
+        clustered(t, "a store to another group's memory")
+        if len(values) not in (1, 4):
+            raise TraceError(f"send takes 1 or 4 words, got {len(values)}")
+        array.align(4 * len(values))
+        words = [expr_of(t, v, array.type) for v in values]
+        operands = (expr_of(t, first, "u32"), which, rank_of(t, rank), *words)
+        t.effect("cluster_store", "", operands, (array.position, self.memory.position))
+
     def wait(self, index: Value, parity: Value) -> None:
         """Wait until the phase of a parity, 0 or 1, is over; it is the present one or the last."""
         t, which = self._index(index)
@@ -116,6 +143,7 @@ class TensorMap:
             neighbours on; at least 1 each.
         strides: launch parameters: elements from one to the next along the dimensions but the
             first; multiples of 16 bytes where there is a next.
+        rows: of a box; None: the tile's.
 
     Raises:
         TraceError: for another argument or dtype, dimensions that are no launch parameters, or a
@@ -128,6 +156,7 @@ class TensorMap:
         tile: SharedTile,
         extents: Sequence[Value],
         strides: Sequence[Value],
+        rows: int | None = None,
     ) -> None:
         t = current()
         if argument.rank != 1 or argument.dtype is not tile.dtype or argument.mode == "inout":
@@ -141,12 +170,15 @@ class TensorMap:
                 f"{len(extents)} and {len(strides)}"
             )
         patterned(tile, "a TensorMap")
-        if tile.rows > MOST_BOX:
-            raise TraceError(f"a box has at most {MOST_BOX} rows, got {tile.rows}")
+        down = tile.rows if rows is None else rows
+        if not 0 < down <= min(MOST_BOX, tile.rows):
+            raise TraceError(
+                f"a box has at most {MOST_BOX} rows, of a tile of {tile.rows}, got {down}"
+            )
         self.argument: Argument = argument
         self.tile: SharedTile = tile
         self.dimensions: int = len(extents)
-        box = (tile.panel // tile.dtype.itemsize, tile.rows, *(1,) * (len(extents) - 2))
+        box = (tile.panel // tile.dtype.itemsize, down, *(1,) * (len(extents) - 2))
         offset = t.param((argument.name, "offset"), "u32")
         places = [_parameter(t, e) for e in (offset, *extents, *strides)]
         param = MapParam(

@@ -169,6 +169,25 @@ def launch_dependents() -> None:
     current().effect("launch_dependents", "", ())
 
 
+def await_launches() -> None:
+    """Wait until the launches before this one are over and what they wrote can be seen.
+
+    PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol" (.wait);
+    sm_90 and later. Every kernel begins with it, unless it says itself where: what it reads before
+    is read while launches before it may still run. A launch that begins early (`launch_dependents`)
+    is therefore one whose arguments read before are written by none before it in the replay; the
+    backend sees to that. What it writes, it writes behind. Each thread that reads or writes what
+    other launches write says it; one at least of each group. The simulator does nothing.
+
+    Raises:
+        TraceError: behind a store to an argument.
+    """
+    t = current()
+    if any(op in ("store", "store4", "tma_store") for op, *_ in t.body):
+        raise TraceError("await_launches comes before what a kernel writes")
+    t.effect("await_launches", "", ())
+
+
 def resident(groups: int) -> None:
     """Ask for registers such that so many groups of this kernel fit on a multiprocessor.
 

@@ -1,7 +1,8 @@
 """Decoding on tensor cores in one launch: the groups of a head's keys are a cluster (sm_90 on).
 
-The groups work as those of `split_mma`. What each has of its part stays in its shared memory; once
-all have arrived, each group adds up a share of the head over the parts, in order, and writes it.
+The groups work as those of `split_mma`. Each sends every other group a share of the head's sums,
+to its shared memory; it adds up its own share over the parts, in order, once all is there, and
+writes it.
 Where a GPU is full without dividing the keys, there is one part, and no cluster.
 
 One launch fewer saves its latency, some 2.5 us of an H200. A cluster has eight groups at most, so
@@ -14,6 +15,7 @@ from functools import reduce
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import f32, i8, u32
@@ -40,7 +42,6 @@ from centella.ops.attention.split_warp import (
     Warp,
 )
 from centella.ops.attention.split_warp_i8 import tile_of, warp_of
-from centella.ops.attention.table import MOST_ROWS
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
 
@@ -48,7 +49,10 @@ MOST_KEYS = 384  # of a part, where there are fewer groups than multiprocessors
 
 
 class Sums:
-    """What a group has of its part, in its shared memory, and of all parts once they are there.
+    """A group's share of the head: what all parts have of it, in its shared memory.
+
+    Each group of the cluster sends every other one its share, and counts the bytes of its own. So
+    no group reads what is far away, and none waits for the cluster to meet once it has its sums.
 
     Args:
         splits: parts, the groups of a cluster; rows: queries; dim: elements of a head.
@@ -56,64 +60,79 @@ class Sums:
 
     def __init__(self, splits: int, rows: int, dim: int) -> None:
         self._splits, self._rows, self._dim = splits, rows, dim
-        self._stats = lang.shared(f32, 2 * MOST_ROWS)
-        self._memory = lang.shared(f32, rows * dim)
+        self._chunks = rows * dim // 4
+        self._share = -(-self._chunks // splits)
+        self._stats = lang.shared(f32, 2 * rows * splits)  # maxima by query and part, then sums
+        self._memory = lang.shared(f32, 4 * self._share * splits)
+        if splits == 1:
+            return
+        self._rank = lang.ptx.cluster_rank()
+        self._there = lang.ptx.Barriers(1)
+        with lang.if_(lang.local_id() == 0):
+            self._there.init(0, 1)
+            lang.ptx.init_fence()
+            own = lang.minimum(self._chunks - self._rank * self._share, self._share)
+            if self._share * (splits - 1) >= self._chunks:  # the last groups have no share
+                own = lang.select(self._rank * self._share < self._chunks, own, 0)
+            self._there.expect(0, (own * 16 + 8 * rows) * splits)
+        lang.ptx.cluster_arrive()
+        lang.ptx.cluster_wait()
 
     def gather(self, warp: Warp, tile: SplitTile) -> None:
-        """Add up what the warps of this group have; every group of the cluster is done with it."""
+        """Add up what the warps of this group have; all parts of its share are there then."""
+        splits, rows = self._splits, self._rows
+        half = rows * splits
 
-        def put_stats(query: Operand, high: Any, whole: Any) -> None:
-            self._stats[query] = high
-            self._stats[query + MOST_ROWS] = whole
+        def put_stats(query: Any, high: Any, whole: Any, copy: Any) -> None:
+            at = query * splits
+            if splits == 1:
+                self._stats[at], self._stats[at + half] = high, whole
+                return
+            for n, value in enumerate((high, whole)):
+                self._there.send(0, self._stats, at + self._rank + n * half, [value], copy)
 
-        def put_sums(query: Operand, element: Operand, sums: list[Expr]) -> None:
-            self._memory.store(query * self._dim + element, sums)
+        def put_sums(query: Operand, element: Any, sums: list[Expr]) -> None:
+            item = (query * self._dim + element) // 4
+            if splits == 1:
+                self._memory.store(item * 4, sums)
+                return
+            at = (self._rank * self._share + item % self._share) * 4
+            self._there.send(0, self._memory, at, sums, item // self._share)
 
-        warp.add_up(tile, self._rows, put_stats, put_sums)
-        if self._splits > 1:
-            lang.ptx.cluster_arrive()
-            lang.ptx.cluster_wait()
+        warp.add_up(tile, rows, put_stats, put_sums, splits)
+        if splits > 1:
+            self._there.wait(0, 0)
         else:
             lang.barrier()
 
-    def _load(self, array: Any, index: Any) -> list[Expr]:
-        """A word of every part."""
-        if self._splits == 1:
-            return [array[index]]
-        ranks = (lang.const(n, u32) for n in range(self._splits))
-        return [lang.ptx.cluster_load(array, index, rank) for rank in ranks]
-
     def write(self, work: Work, masks: dict[str, Any], tile: SplitTile, y: Argument) -> None:
-        """Write this group's share of the results; nobody's shared memory is read after."""
-        per = y.dtype.per_word
-        words = self._rows * self._dim // per
-        share = -(-words // self._splits)
-        rank = lang.ptx.cluster_rank() if self._splits > 1 else lang.const(0, u32)
-        for base in range(0, share, tile.threads):
-            own = lang.local_id() + base
-            word = rank * share + own
-            query, element = word * per // self._dim, word * per % self._dim
-            with lang.if_((own < share) & (word < words) & work.has(query)):
+        """Write this group's share of the results."""
+        splits, per = self._splits, y.dtype.per_word
+        rank = self._rank if splits > 1 else lang.const(0, u32)
+        for base in range(0, 4 * self._share // per, tile.threads):
+            own = (lang.local_id() + base) * per
+            at = rank * (4 * self._share) + own
+            query, element = at // self._dim, at % self._dim
+            there = (own < 4 * self._share) & (at < 4 * self._chunks)
+            with lang.if_(there & work.has(query)):
                 high, whole = sink_of(masks, work.head_and_query(query)[0], LOG2E)
-                tops = self._load(self._stats, query)
-                wholes = self._load(self._stats, query + MOST_ROWS)
+                each = query * splits
+                tops = [self._stats[each + n] for n in range(splits)]
                 highest = reduce(lang.fmax, tops, high)
                 total = whole * lang.exp2_native(high - highest)
                 weights = [lang.exp2_native(top - highest) for top in tops]
-                for weight, part in zip(weights, wholes, strict=True):
+                for n, weight in enumerate(weights):
+                    part = self._stats[each + (n + self._rows * splits)]
                     total = lang.fma(weight, part, total)
                 factor = share_of(total)
                 values = []
                 for e in range(per):
                     value = lang.const(0.0, f32)
-                    sums = self._load(self._memory, word * per + e)
-                    for weight, part in zip(weights, sums, strict=True):
+                    for n, weight in enumerate(weights):
+                        part = self._memory[own + (n * 4 * self._share + e)]
                         value = lang.fma(weight, part, value)
                     values.append(value * factor)
                 y.store(work.result(query) + element, values)
-        if self._splits > 1:
-            lang.ptx.cluster_arrive()
-            lang.ptx.cluster_wait()
 
 
 def _cluster_mma(
@@ -123,6 +142,7 @@ def _cluster_mma(
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.together)
+    sums = Sums(splits, rows, dim)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
     warp, cached = warp_of(work, dim, q, k), CachedRows(work, k, v)
     with lang.if_(work.begin < work.end):
@@ -130,7 +150,6 @@ def _cluster_mma(
         warp.load_values(work.begin, cached)
         warp.load_queries(lambda row, element: q.load_bits(work.query(row) + element))
         warp.walk(work.begin, work.end, tile.step, scale, cached)
-    sums = Sums(splits, rows, dim)
     sums.gather(warp, tile)
     sums.write(work, masks, tile, y)
 
@@ -145,11 +164,14 @@ class ClusterTile(Struct, frozen=True):
     parts: Parts
 
 
-def cluster_of(form: Form[AttentionAttrs], caps: Caps) -> ClusterTile | None:
+def cluster_of(
+    form: Form[AttentionAttrs], caps: Caps, warps: int | None = None
+) -> ClusterTile | None:
     """Groups and parts for a form; None where it has no whole chunks, or there are no clusters."""
     split = tile_of(form, caps) if caps.clusters else None
     if split is None:
         return None
+    split = replace(split, warps=warps or split.warps)
     return ClusterTile(split, Parts.of(form, split.step, split.groups, splits=MOST_GROUPS))
 
 

@@ -9,7 +9,7 @@ from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
 from centella.ops.attention.parts import Parts, launches_of
 from centella.ops.attention.problem import scalars_of
-from centella.ops.attention.rope_cluster import kernel
+from centella.ops.attention.rope_cluster import RopeTile, kernel
 from centella.ops.attention.rope_split import WIDTH, words_of
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
@@ -24,16 +24,29 @@ from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
 from centella.ops.rows import strides_of
 from centella.specs import Caps
 
+WARPS = 6  # of a group of a cluster, whose keys lie in a row: as many as registers allow
+
 
 def _cluster(form: Form[RopeAttendAttrs], caps: Caps) -> ClusterTile | None:
     """Groups and parts where a cluster has all queries of its keys, and rows are whole chunks."""
     inner = attention_form(form)
-    tile = cluster_of(inner, caps)
-    keys, values, x, cos, sin, *_ = form.inputs
-    if tile is None or tile.parts.blocks > 1 or not x.aligned:
+    tile = cluster_of(inner, caps, 4 if "blocks" in inner.attrs.masks else WARPS)
+    if tile is None or tile.parts.blocks > 1 or not _chunks(form):
         return None
-    layout = layout_of(cos, sin, form.attrs.interleaved, inner.inputs[0], keys, values, x)
-    return tile if layout["chunk"] else None
+    return tile
+
+
+def _chunks(form: Form[RopeAttendAttrs]) -> bool:
+    """Whether rows of 16 bits are whole chunks, those of norms too."""
+    keys, values, x, cos, sin, _, *norms = form.inputs
+    q = attention_form(form).inputs[0]
+    layout = layout_of(cos, sin, form.attrs.interleaved, q, keys, values, x)
+    return x.aligned and layout["chunk"] and all(s.aligned for s in norms)
+
+
+def met(split: SplitTile, caps: Caps) -> RopeTile:
+    """How groups work, and when launches before and after overlap with theirs."""
+    return RopeTile(split, caps.early_launch, "first" if caps.early_launch else "")
 
 
 def _preferred(form: Form[RopeAttendAttrs], caps: Caps) -> bool:
@@ -74,7 +87,9 @@ def _first(
 
 def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
     parts, y = tile.parts, form.outputs[2]
-    constants = (("splits", parts.splits), ("tile", tile.split), ("tokens", y.shape[1]))
+    constants = (
+        ("splits", parts.splits), ("tile", met(tile.split, caps)), ("tokens", y.shape[1]),
+    )  # fmt: skip
     writes = {"y": Ref(len(form.inputs) + 2, flat(y))}
     return Lowered((_first(kernel, form, parts, constants, writes, {}, tile.split.threads),))
 
@@ -109,16 +124,13 @@ def _two_launches(
 
 def _parts_mma(form: Form[RopeAttendAttrs], caps: Caps) -> SplitTile | None:
     """How a group works where 16-bit rows are whole chunks on tensor cores."""
-    inner = attention_form(form)
-    keys, values, x, cos, sin, *_ = form.inputs
-    tile = SPLIT_MMA.tile(inner, caps) if x.aligned else None
-    layout = layout_of(cos, sin, form.attrs.interleaved, inner.inputs[0], keys, values, x)
-    return tile if isinstance(tile, SplitTile) and layout["chunk"] else None
+    tile = SPLIT_MMA.tile(attention_form(form), caps)
+    return tile if isinstance(tile, SplitTile) and _chunks(form) else None
 
 
 def _two_launches_mma(form: Form[RopeAttendAttrs], tile: SplitTile, caps: Caps) -> Lowered:
     parts = Parts.of(attention_form(form), tile.step, tile.groups)
-    constants = (("tile", tile), ("tokens", form.outputs[2].shape[1]))
+    constants = (("tile", met(tile, caps)), ("tokens", form.outputs[2].shape[1]))
     return _two_launches(form, parts, caps, rope_split_mma, constants, tile.threads)
 
 

@@ -1,9 +1,10 @@
 """A decoder's rotation, cache and attention in one launch (sm_90 on): the kernel of `rope_attend`.
 
-The groups work as those of `cluster_mma`. While the first keys of the cache are on their way, each
+The groups work as those of `cluster_mma`. All that does not depend on the launch before is asked
+for before that is over: the first keys and values of the cache, tables, weights of norms. Then each
 group normalises and turns its queries and the keys of this step, and leaves them in its shared
-memory beside the values. The last group of a cluster writes keys and values to the cache, and takes
-them from shared memory as one more step: nothing that a launch writes is read in it.
+memory beside the values. From there they replace, in registers, what the cache has in their places.
+The last group of a cluster writes them to the cache: nothing that a launch writes is read in it.
 """
 
 from __future__ import annotations
@@ -84,83 +85,133 @@ class Scaled(Struct, frozen=True, eq=False):
         return [v * self.factor * w for v, w in zip(values, weights, strict=True)]
 
 
+class _Chunk(Struct, frozen=True, eq=False):
+    """What a thread knows of its chunk of a row before there is x.
+
+    Attributes:
+        row, column: of the step's rows; inside: whether there is such a one.
+        fresh: of a key or value, not of a query; value: of a value.
+        start: of its row in x; turns: whether the tables have its position.
+        entries: of the tables; weights: bits of its norm's, and of the chunk that it turns with.
+        to, fits: where keys and values are written, and whether there is a place.
+    """
+
+    row: Any
+    column: Any
+    inside: Any
+    fresh: Any
+    value: Any
+    start: Any
+    turns: Any
+    entries: Any
+    weights: list[Any]
+    to: Any
+    fits: Any
+
+
+class _Partner(Struct, frozen=True, eq=False):
+    """The chunk that another one turns with."""
+
+    values: list[Any]
+
+    def load(self, column: Any) -> list[Any]:
+        """Its elements."""
+        return self.values
+
+
 class StepRows:
     """What a step brings, in a group's shared memory: rows of queries, of keys, then of values.
+
+    A thread has a chunk of a row. What it needs beside x is asked for at once (`StepRows(...)`).
 
     Args:
         rows: of queries; tokens: of the step.
     """
 
-    def __init__(self, work: Work, dim: int, rows: int, tokens: int) -> None:
+    def __init__(
+        self, work: Work, dim: int, rows: int, tokens: int, turn: Turn, norms: Any, starts: Any
+    ) -> None:
         self._work, self._dim, self._rows, self._tokens = work, dim, rows, tokens
+        self._turn, self._norms, self._starts = turn, norms, starts
         self._pitch = dim // 2 + PAD
         self._memory = lang.shared(u32, (rows + 2 * tokens) * self._pitch)
+        self._lanes = power_above(dim // CHUNK)
+        self._first = self._chunk(0)
 
-    def fill(
-        self, x: Any, norms: Any, turn: Turn, keys: Any, values: Any, starts: Any, writes: Any
-    ) -> None:
-        """Compute the rows, a thread a chunk; write keys and values to the cache where it `writes`.
+    def _chunk(self, base: int) -> _Chunk:
+        """Of the rows from one on."""
+        work, turn, lanes = self._work, self._turn, self._lanes
+        me, last = lang.local_id(), self._rows + 2 * self._tokens - 1
+        number, column = me // lanes + base, me % lanes * CHUNK
+        inside = (column < self._dim) & (number <= last)
+        row, column = lang.minimum(number, last), lang.minimum(column, self._dim - CHUNK)
+        fresh, value = row >= self._rows, row >= self._rows + self._tokens
+        head, token = work.head_and_query(lang.minimum(row, self._rows - 1))
+        brought = row - self._rows - lang.select(value, self._tokens, 0)
+        token = lang.select(fresh, brought, token)
+        other = lang.parameter("heads", u32) + work.kv_head
+        other = other + lang.select(value, lang.parameter("kv_heads", u32), 0)
+        start = offset_of([work.b, lang.select(fresh, other, head), token], "x")
+        starts, height = self._starts, lang.parameter("height", u32)
+        position = lang.bitcast(starts[work.b, 0] if starts.rank == 2 else starts[work.b], u32)
+        position = position + token
+        columns = [column + e for e in range(CHUNK)]
+        entries = turn.entries(lang.minimum(position, height - 1), columns)
+        weights: list[Any] = []
+        if self._norms is not None:
+            each = [column] if turn.interleaved else [column, turn.partner(column)]
+            weights = [self._weights(lang.select(fresh, lang.const(1, u32), 0), c) for c in each]
+        place = [place_in(starts, work.b, work.kv_head, token, name) for name in ("kc", "vc")]
+        to, fits = (lang.select(value, v, k) for k, v in zip(*place, strict=True))
+        return _Chunk(row, column, inside, fresh, value, start, position < height, entries,
+                      weights, to + column, fits)  # fmt: skip
+
+    def _weights(self, which: Any, column: Any) -> list[Any]:
+        """A chunk of a norm's weights, as it is stored."""
+        norms, per = self._norms, self._norms.dtype.per_chunk
+        return [norms.load_bits(which, column + e) for e in range(0, CHUNK, per)]
+
+    def fill(self, x: Any, keys: Any, values: Any, writes: Any) -> None:
+        """Compute the rows; write keys and values to the cache where it `writes`.
 
         The group's threads see them after a barrier.
         """
-        me, lanes = lang.local_id(), power_above(self._dim // CHUNK)
-        together = lang.workgroup_size() // lanes
-        last = self._rows + 2 * self._tokens - 1
-        for base in range(0, last + 1, together):
-            number = me // lanes + base
-            column = me % lanes * CHUNK
-            inside = (column < self._dim) & (number <= last)
-            self._row(
-                lang.minimum(number, last), lang.minimum(column, self._dim - CHUNK), inside, lanes,
-                x, norms, turn, keys, values, starts, writes,
-            )  # fmt: skip
+        together = lang.workgroup_size() // self._lanes
+        for base in range(0, self._rows + 2 * self._tokens, together):
+            chunk = self._chunk(base) if base else self._first
+            self._row(chunk, x, keys, values, writes)
 
-    def _row(
-        self, row: Any, column: Any, inside: Any, lanes: int, x: Any, norms: Any, turn: Turn,
-        keys: Any, values: Any, starts: Any, writes: Any,
-    ) -> None:  # fmt: skip
-        work = self._work
-        heads, height = lang.parameter("heads", u32), lang.parameter("height", u32)
-        kv_heads = lang.parameter("kv_heads", u32)
-        asks, own = row < self._rows, row >= self._rows + self._tokens  # a query; a value
-        head, token = work.head_and_query(lang.minimum(row, self._rows - 1))
-        brought = row - self._rows - lang.select(own, self._tokens, 0)
-        token = lang.select(asks, token, brought)
-        other = heads + work.kv_head + lang.select(own, kv_heads, 0)
-        start = offset_of([work.b, lang.select(asks, head, other), token], "x")
-        stored = x.load(start + column)
-        factor: Any = None
-        if norms is not None:
+    def _row(self, chunk: _Chunk, x: Any, keys: Any, values: Any, writes: Any) -> None:
+        turn, column = self._turn, chunk.column
+        each = [column] if turn.interleaved else [column, turn.partner(column)]
+        stored = [x.load(chunk.start + c) for c in each]
+        sources = stored
+        if self._norms is not None:
             total = lang.const(0.0, f32)
-            for value in stored:
-                total = lang.fma(value, value, total)
-            total = lang.select(inside, total, 0.0)
+            for v in stored[0]:
+                total = lang.fma(v, v, total)
+            total = lang.select(chunk.inside, total, 0.0)
             mask = 1
-            while mask < lanes:
+            while mask < self._lanes:
                 total = total + lang.shuffle_xor(total, mask)
                 mask *= 2
             mean = total / lang.cast(lang.parameter("dim", u32), f32)
             factor = 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
-        which = lang.select(asks, 0, lang.const(1, u32))
-        source = Scaled(x, start, factor, norms, which)
-        position = lang.bitcast(starts[work.b, 0] if starts.rank == 2 else starts[work.b], u32)
-        position = position + token
-        columns = [column + e for e in range(CHUNK)]
-        mine, at = source.load(column), lang.minimum(position, height - 1)
-        turned = turn.turned(source, lang.const(0, u32), mine, at, columns)
-        turned = turn.passed(turned, mine, columns, position < height)
-        packed = [lang.select(own, s, t) for s, t in zip(stored, turned, strict=True)]
-        with lang.if_(inside):
-            self._memory.store(row * self._pitch + column // 2, x.pack(packed))
-            with lang.if_(writes & (row >= self._rows)):
-                with lang.if_(own):
-                    to, fits = place_in(starts, work.b, work.kv_head, token, "vc")
-                    with lang.if_(fits):
-                        values.store(to + column, packed)
+            unpack = self._norms.unpack
+            weights = [[w for bits in chunks for w in unpack(bits)] for chunks in chunk.weights]
+            pairs = zip(stored, weights, strict=True)
+            sources = [[v * factor * w for v, w in zip(*pair, strict=True)] for pair in pairs]
+        own, columns = sources[0], [column + e for e in range(CHUNK)]
+        turned = turn.turned(_Partner(sources[-1]), lang.const(0, u32), own, chunk.entries, columns)
+        turned = turn.passed(turned, own, columns, chunk.turns)
+        packed = [lang.select(chunk.value, s, t) for s, t in zip(stored[0], turned, strict=True)]
+        with lang.if_(chunk.inside):
+            self._memory.store(chunk.row * self._pitch + column // 2, x.pack(packed))
+            with lang.if_(writes & chunk.fresh & chunk.fits):
+                with lang.if_(chunk.value):
+                    values.store(chunk.to, packed)
                 with lang.else_():
-                    to, fits = place_in(starts, work.b, work.kv_head, token, "kc")
-                    with lang.if_(fits):
-                        keys.store(to + column, packed)
+                    keys.store(chunk.to, packed)
 
     def query(self, row: Any, element: Any) -> list[Any]:
         """The words of eight elements of a query."""
@@ -185,56 +236,84 @@ class StepRows:
 
 
 def walked(
-    work: Work, masks: dict[str, Any], last: Any, writes: Any, *, tile: SplitTile, dim: int,
-    rows: int, tokens: int, scoring: Scoring, turn: Turn, x: Any, norms: Any, keys: Any,
-    values: Any, table: Any,
+    work: Work, masks: dict[str, Any], writes: Any, *, tile: RopeTile, dim: int, rows: int,
+    tokens: int, scoring: Scoring, turn: Turn, x: Any, norms: Any, keys: Any, values: Any,
+    table: Any,
 ) -> Warp:  # fmt: skip
-    """What a warp has of its group's part: of the cache, and where it is the `last` of the step.
+    """What a warp has of its group's part of the keys, the step's among them.
+
+    The past is asked for before the launch before is over: it has been written by steps before.
 
     Args:
         writes: whether the group writes the step's keys and values.
     """
     scale = product_scale(scoring, LOG2E)
     start = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
-    work.end = lang.minimum(work.end, start)  # what the cache has so far
-    warp, cached = Warp(work, dim, keys.dtype), CachedRows(work, keys, values)
-    with lang.if_(work.begin < work.end):
+    past = lang.minimum(work.end, start)  # where what the cache has so far ends
+    warp, cached = Warp(work, dim, keys.dtype), CachedRows(work, keys, values, past)
+    with lang.if_(work.begin < past):
         warp.load_keys(work.begin, cached)
         warp.load_values(work.begin, cached)
-    step = StepRows(work, dim, rows, tokens)
-    step.fill(x, norms, turn, keys, values, table, writes)
+    step = StepRows(work, dim, rows, tokens, turn, norms, table)
+    if tile.lets_in == "first":
+        lang.ptx.launch_dependents()
+    if tile.early:
+        lang.ptx.await_launches()
+    if tile.lets_in == "then":
+        lang.ptx.launch_dependents()
+    step.fill(x, keys, values, writes)
     lang.barrier()
-    warp.load_queries(step.query)
-    with lang.if_(work.begin < work.end):
-        warp.walk(work.begin, work.end, tile.step, scale, cached)
-    with lang.if_(last):
-        warp.load_keys(start, step)
-        warp.load_values(start, step)
+    warp.begin()
+    for first in lang.range(work.begin, work.end, tile.split.step):
+        after = first + tile.split.step
+        with lang.if_(after > start):
+            warp.load_keys(first, step, start)
+        warp.load_queries(step.query)
         warp.score()
-        warp.mix(warp.soften(start, scale, work.all_end))
+        with lang.if_(after < past):
+            warp.load_keys(after, cached)
+        counted = warp.soften(first, scale)
+        with lang.if_(after > start):
+            warp.load_values(first, step, start)
+        warp.mix(counted)
+        with lang.if_(after < past):
+            warp.load_values(after, cached)
     return warp
 
 
+class RopeTile(Struct, frozen=True):
+    """How a group works, and how its launch meets those beside it.
+
+    Attributes:
+        early: the past is asked for before the launches before are over.
+        lets_in: when the next launch may begin: "first" of all; "then", when those before are
+            over; "" not before the end.
+    """
+
+    split: SplitTile
+    early: bool = False
+    lets_in: str = ""
+
+
 def _rope_attend(
-    *, tile: SplitTile, splits: int, dim: int, rows: int, tokens: int, scoring: Scoring,
+    *, tile: RopeTile, splits: int, dim: int, rows: int, tokens: int, scoring: Scoring,
     layout: tuple[tuple[str, bool], ...], x: Argument, cos: Argument, sin: Argument,
     starts: Argument, y: Argument, keys: Argument, values: Argument, norms: Argument | None = None,
     blocks: bool,
 ) -> None:  # fmt: skip
     if splits > 1:
         lang.ptx.cluster(splits)
-    lang.ptx.resident(tile.together)
+    lang.ptx.resident(tile.split.together)
+    sums = Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
-    last = work.split == splits - 1
     warp = walked(
-        work, masks, last, last, tile=tile, dim=dim, rows=rows, tokens=tokens, scoring=scoring,
-        turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
-        table=table,
+        work, masks, work.split == splits - 1, tile=tile, dim=dim, rows=rows, tokens=tokens,
+        scoring=scoring, turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys,
+        values=values, table=table,
     )  # fmt: skip
-    sums = Sums(splits, rows, dim)
-    sums.gather(warp, tile)
-    sums.write(work, masks, tile, y)
+    sums.gather(warp, tile.split)
+    sums.write(work, masks, tile.split, y)
 
 
 kernel: Kernel = Kernel(_rope_attend, workgroup=128, name="rope_attend")

@@ -110,7 +110,7 @@ class _Step:
             which = lang.select(asks, zero, lang.const(1, u32))
             source = Scaled(self._x, self._start(row), factor, self._norms, which)
             own, columns = source.load(column), [column + e for e in range(WIDTH)]
-            turned = turn.turned(source, zero, own, at, columns)
+            turned = turn.turned(source, zero, own, turn.entries(at, columns), columns)
             turned = turn.passed(turned, own, columns, position < height)
             with lang.if_(inside & asks):
                 self._my.scratch.store(row * self._my.lay.dim + column, turned)

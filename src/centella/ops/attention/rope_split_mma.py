@@ -11,29 +11,31 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.attention.masks import Scoring
 from centella.ops.attention.parts import Work
-from centella.ops.attention.rope_cluster import masks_of, walked
+from centella.ops.attention.rope_cluster import RopeTile, masks_of, walked
 from centella.ops.attention.split_mma import leave
-from centella.ops.attention.split_warp import SplitTile
 from centella.ops.rope import Turn
 
 
 def _rope_split_mma(
-    *, tile: SplitTile, dim: int, rows: int, tokens: int, scoring: Scoring,
+    *, tile: RopeTile, dim: int, rows: int, tokens: int, scoring: Scoring,
     layout: tuple[tuple[str, bool], ...], blocks: bool, x: Argument, cos: Argument, sin: Argument,
     starts: Argument, keys: Argument, values: Argument, partial: Argument,
     norms: Argument | None = None,
 ) -> None:  # fmt: skip
-    lang.ptx.resident(tile.together)
+    lang.ptx.resident(tile.split.together)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
+    if tile.early:  # where a group has no keys
+        with lang.if_(work.begin >= work.end):
+            lang.ptx.await_launches()
     with lang.if_(work.begin < work.end):
-        last = work.end == work.all_end
+        writes = (work.end == work.all_end) & (work.block == 0)
         warp = walked(
-            work, masks, last, last & (work.block == 0), tile=tile, dim=dim, rows=rows,
-            tokens=tokens, scoring=scoring, turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms,
-            keys=keys, values=values, table=table,
+            work, masks, writes, tile=tile, dim=dim, rows=rows, tokens=tokens, scoring=scoring,
+            turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
+            table=table,
         )  # fmt: skip
-        leave(warp, work, tile, rows, partial)
+        leave(warp, work, tile.split, rows, partial)
 
 
 kernel: Kernel = Kernel(_rope_split_mma, workgroup=128, name="rope_split_mma")

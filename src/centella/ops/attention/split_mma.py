@@ -43,13 +43,15 @@ def _split_mma(
 def leave(warp: Warp, work: Work, tile: SplitTile, rows: int, partial: Argument) -> None:
     """Leave a part's results for the second launch."""
 
-    def put_stats(query: Any, high: Any, whole: Any) -> None:
+    def put_stats(query: Any, high: Any, whole: Any, copy: Any) -> None:
         at = work.results(query).stats
-        partial[at] = high
-        partial[at + 1] = whole
+        with lang.if_(work.has(query)):
+            partial[at] = high
+            partial[at + 1] = whole
 
     def put_sums(query: Any, element: Operand, sums: list[Expr]) -> None:
-        partial.store(work.results(query).sums + element, sums)
+        with lang.if_(work.has(query)):
+            partial.store(work.results(query).sums + element, sums)
 
     warp.add_up(tile, rows, put_stats, put_sums)
 

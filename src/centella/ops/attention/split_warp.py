@@ -18,6 +18,7 @@ Of bf16 weights are the sum of two numbers, as in `mma`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from itertools import chain
 from typing import Any, Protocol
@@ -75,11 +76,12 @@ class RowSource(Protocol):
 
 
 class CachedRows(Struct, frozen=True, eq=False):
-    """Rows of keys and values in memory, up to the end of a group's part."""
+    """Rows of keys and values in memory, up to an end; None: that of the group's part."""
 
     work: Work
     k: Any
     v: Any
+    end: Any = None
 
     def keys(self, first: Any) -> Read:
         """As of `RowSource`."""
@@ -90,7 +92,8 @@ class CachedRows(Struct, frozen=True, eq=False):
         return self._reader(self.v, self.work.lines.places(first)[1], "vl")
 
     def _reader(self, source: Any, start: Operand, pitch: str) -> Read:
-        step, last = lang.parameter(pitch, u32), self.work.end - 1
+        end = self.work.end if self.end is None else self.end
+        step, last = lang.parameter(pitch, u32), end - 1
 
         def read(key: Operand, element: Any) -> list[Expr]:
             at = start + lang.minimum(key, last) * step
@@ -156,10 +159,14 @@ class Warp:
         self.values_of = Fragment(dtype, (16, 16))
         self.keys_of = Fragment(dtype, (16, 8))
         self.dtype = dtype
-        for sums in self._sums:
-            sums.fill(0.0)
         self.shrink.fill(0)
         self.base = lang.var(LOWEST)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing has been summed."""
+        for sums in self._sums:
+            sums.fill(0.0)
 
     @property
     def _sums(self) -> list[Any]:
@@ -174,6 +181,7 @@ class Warp:
 
     def load_queries(self, read: Read) -> None:
         """Queries as the first factor, whose other eight rows are zeros; `read` takes a row."""
+        self.queries = []
         for part in range(self.key_parts):
             element, inside = self.element(part, self.key_part, self.c)
             each = range(0, self.chunk, CHUNK)
@@ -186,30 +194,36 @@ class Warp:
                 query[0], query[2] = words[n], words[n + 1]
                 self.queries.append(query)
 
-    def load_keys(self, first: Any, source: RowSource) -> None:
-        """Start to load the keys from one on, all of one block."""
-        read = source.keys(first)
+    def load_keys(self, first: Any, source: RowSource, since: Any = None) -> None:
+        """Start to load the keys from one on, all of one block.
+
+        Args:
+            since: the first key of the source; those before stay as they are.
+        """
+        read = source.keys(first if since is None else since)
         for n, words in enumerate(self.keys):
             key = first + (self.number * KEYS + n * 8) + self.g
-            for part, into in enumerate(words):
-                element, inside = self.element(part, self.key_part, self.c)
-                for var, word in zip(into, read(key, element), strict=True):
-                    var.set(word if inside is None else lang.select(inside, word, 0))
+            with _where(key, since):
+                for part, into in enumerate(words):
+                    element, inside = self.element(part, self.key_part, self.c)
+                    for var, word in zip(into, read(key, element), strict=True):
+                        var.set(word if inside is None else lang.select(inside, word, 0))
 
     def key(self, first: Operand, n: int, e: int) -> Any:
         """Of the keys from one on: what register e of scores n belongs to."""
         return first + (self.number * KEYS + n * 8 + e) + self.c * 2
 
-    def load_values(self, first: Any, source: RowSource) -> None:
-        """Start to load the values from one on."""
-        read = source.values(first)
+    def load_values(self, first: Any, source: RowSource, since: Any = None) -> None:
+        """Start to load the values from one on; as `load_keys`."""
+        read = source.values(first if since is None else since)
         for n in range(2):
             for e in range(2):
                 key = self.key(first, n, e)
-                for part, into in enumerate(self.values[n][e]):
-                    element, _ = self.element(part, self.value_part, self.g)
-                    for var, word in zip(into, read(key, element), strict=True):
-                        var.set(word)
+                with _where(key, since):
+                    for part, into in enumerate(self.values[n][e]):
+                        element, _ = self.element(part, self.value_part, self.g)
+                        for var, word in zip(into, read(key, element), strict=True):
+                            var.set(word)
 
     def walk(self, begin: Operand, end: Operand, step: int, scale: Any, source: RowSource) -> None:
         """Take the keys from `begin`, whose loads have begun, to `end`."""
@@ -299,25 +313,34 @@ class Warp:
                     lang.ptx.mma_sync(sums, self.values_of, weights)
 
     def add_up(
-        self, tile: SplitTile, rows: int, put_stats: Callable[[Any, Any, Any], None],
-        put_sums: Callable[[Any, Any, list[Any]], None],
+        self, tile: SplitTile, rows: int, put_stats: Callable[[Any, Any, Any, Any], None],
+        put_sums: Callable[[Any, Any, list[Any]], None], copies: int = 1,
     ) -> None:  # fmt: skip
         """What the warps of a group have, together: relative to one maximum, in order.
 
+        Rows past the queries are the last one's again.
+
         Args:
-            put_stats: takes a query, its maximum and the sum of its weights.
+            put_stats: takes a query, its maximum, the sum of its weights, and which copy it is, of
+                so many.
             put_sums: takes a query, an element of the head and its sums from there on, four.
         """
         me = lang.local_id()
         tops, totals = (lang.shared(f32, tile.warps * MOST_ROWS) for _ in range(2))
-        pitch, across = self.value_part + 4, self.value_part // 4
-        memory = lang.shared(f32, tile.warps * rows * pitch)
-        mine = [self.c * 2 + e for e in range(2)]  # the queries whose sums this thread has
+        pitch, size = self.value_part + 4, tile.warps * rows * (self.value_part + 4)
+        memory = lang.shared(f32, self.value_parts * size)
         with lang.if_(self.c == 0):
             tops[self.number * MOST_ROWS + self.g] = self.base
-        with lang.if_(self.g == 0):
-            for e, query in enumerate(mine):
+        for e in range(2):
+            query = self.c * 2 + e  # whose sums this thread has
+            with lang.if_(self.g == 0):
                 totals[self.number * MOST_ROWS + query] = self.total[e]
+            with lang.if_(query < rows):
+                at = (self.number * rows + query) * pitch + self.g * self.chunk
+                for part, tiles in enumerate(self.out):
+                    for j in range(0, len(tiles), 2):
+                        sums = [tiles[j + n // 2][e + n % 2 * 2] + 0.0 for n in range(4)]
+                        memory.store(at + (part * size + j * 2), sums)
         lang.barrier()
 
         def weights_of(query: Operand) -> tuple[Expr, list[Expr]]:
@@ -326,36 +349,29 @@ class Warp:
             high = reduce(lang.fmax, each)
             return high, [lang.exp2_native(top - high) for top in each]
 
-        with lang.if_((me < rows) & self.work.has(me)):
-            high, factors = weights_of(me)
+        with lang.if_(me < rows * copies):
+            query = me % rows
+            high, factors = weights_of(query)
             whole = lang.const(0.0, f32)
             for n, factor in enumerate(factors):
-                whole = lang.fma(factor, totals[n * MOST_ROWS + me], whole)
-            put_stats(me, high, whole)
-        factors = []
-        for query in mine:
-            high, _ = weights_of(query)
-            factors.append(lang.exp2_native(tops[self.number * MOST_ROWS + query] - high))
-        row, column = me // across, me % across * 4
-        for part, tiles in enumerate(self.out):
-            if part:
-                lang.barrier()
-            for e, (query, factor) in enumerate(zip(mine, factors, strict=True)):
-                with lang.if_(query < rows):
-                    at = (self.number * rows + query) * pitch + self.g * self.chunk
-                    for j in range(0, len(tiles), 2):
-                        sums = (tiles[j + n // 2][e + n % 2 * 2] for n in range(4))
-                        memory.store(at + j * 2, [x * factor for x in sums])
-            lang.barrier()
-            element = column + part * self.value_part
-            for below in range(0, rows, tile.threads // across):
-                query = row + below
-                with lang.if_((query < rows) & self.work.has(query) & (element < self.dim)):
-                    added = [lang.const(0.0, f32)] * 4
-                    for n in range(tile.warps):
-                        theirs = memory.load((n * rows + query) * pitch + column)
-                        added = [a + b for a, b in zip(added, theirs, strict=True)]
-                    put_sums(query, element, added)
+                whole = lang.fma(factor, totals[n * MOST_ROWS + query], whole)
+            put_stats(query, high, whole, me // rows)
+        across = self.dim // 4
+        for base in range(0, rows * across, tile.threads):
+            item = me + base
+            row, element = item // across, item % across * 4
+            which, column = element // self.value_part, element % self.value_part
+            with lang.if_(item < rows * across):
+                _, factors = weights_of(row)
+                added = [lang.const(0.0, f32)] * 4
+                for n, factor in enumerate(factors):
+                    theirs = memory.load(which * size + (n * rows + row) * pitch + column)
+                    added = [lang.fma(factor, x, a) for a, x in zip(added, theirs, strict=True)]
+                put_sums(row, element, added)
+
+
+def _where(key: Any, since: Any) -> AbstractContextManager[None]:
+    return nullcontext() if since is None else lang.if_(key >= since)
 
 
 def _ones(dtype: Any) -> Any:

@@ -62,14 +62,14 @@ class WarpI8(Warp):
         self.values_of: Fragment = Fragment(bf16, (16, 16))
         self.key_scales, self.value_scales = (lang.vars(f32, 2, 2) for _ in "kv")
 
-    def load_keys(self, first: Any, source: RowSource) -> None:
+    def load_keys(self, first: Any, source: RowSource, since: Any = None) -> None:
         """As of `Warp`, with the scales of the keys whose scores are this thread's."""
-        super().load_keys(first, source)
+        super().load_keys(first, source, since)
         self._load_scales(self.key_scales, first, 0)
 
-    def load_values(self, first: Any, source: RowSource) -> None:
+    def load_values(self, first: Any, source: RowSource, since: Any = None) -> None:
         """As of `Warp`, with the scales of the same values."""
-        super().load_values(first, source)
+        super().load_values(first, source, since)
         self._load_scales(self.value_scales, first, 1)
 
     def _load_scales(self, into: Any, first: Any, which: int) -> None:

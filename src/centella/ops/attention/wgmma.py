@@ -144,22 +144,25 @@ def _attention_wgmma(
         block = p["blocks"] - 1 - block  # the longest first
     first = block * tile.queries
     seen = sight.until(first + tile.queries)
-    last = (lang.maximum(seen, 1) - 1) // tile.keys  # the first that is taken
-    least = lang.minimum(sight.since(first) // tile.keys, last) if scoring.windowed else None
+    end = lang.maximum(seen, 1) - 1
+    base = lang.const(0, u32)  # where tiles of keys begin
+    if scoring.windowed:
+        base = lang.minimum(sight.since(first), end)
+    last = (end - base) // tile.keys  # the first that is taken
     shared = _Shared(tile, dim, q, k, v, p)
     fewer, more = REGISTERS[tile.consumers]
     with lang.ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
         row = at.row(lang.const(0, u32), 1)  # of a tensor map, where rows begin
-        _produce(shared, (first, row, head, b), head // p["share"], last, least)
+        _produce(shared, (row + first, head, b), (row + base, head // p["share"], b), last)
     with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         begins = sink_of(masks, head, LOG2E, UNSEEN)
-        consumer = _Consumer(shared, first, sight, scoring, begins)
+        consumer = _Consumer(shared, first, base, sight, scoring, begins)
         dirty = None
         if "lengths" in masks or "starts" in masks:
-            dirty = seen < lang.minimum(p["lk"], (last + 1) * tile.keys)
+            dirty = seen < lang.minimum(p["lk"], base + (last + 1) * tile.keys)
         if at.begin is not None:  # behind the text there is another
-            dirty = seen < (last + 1) * tile.keys
-        consumer.attend(last, least, dirty)
+            dirty = seen < base + (last + 1) * tile.keys
+        consumer.attend(last, dirty)
         first_slab = (b * p["kv_heads"] + head // p["share"]) * (dim // SLAB)
         scale_of = None if scales is None else lambda j: scales[first_slab + j // SLAB]
         start = at.row(b * p["yb"] + head * p["yh"], p["yl"])
@@ -167,38 +170,43 @@ def _attention_wgmma(
 
 
 def _produce(
-    shared: _Shared, at: tuple[Any, Any, Any, Any], kv_head: Any, last: Any, least: Any
+    shared: _Shared, asked: tuple[Any, Any, Any], keys: tuple[Any, Any, Any], last: Any
 ) -> None:
-    """Have queries copied, then keys and values, one tile ahead of its values; last ones first."""
-    tile, (first, row, head, b) = shared.tile, at
+    """Have queries copied, then keys and values, one tile ahead of its values; last ones first.
+
+    Args:
+        asked, keys: the first row of queries, of keys and values, their heads, and the sequence.
+    """
+    tile, (first, kv_head, b) = shared.tile, keys
     of_q, of_k, of_v = shared.maps
     shared.arrived.expect(0, 2 * tile.queries * shared.width)
-    lang.ptx.tma_load(of_q, (0, row + first, head, b), 0, shared.arrived, 0)
+    lang.ptx.tma_load(of_q, (0, *asked), 0, shared.arrived, 0)
 
     def load(source: Any, full: Any, empty: Any, ring: Ring, step: Operand) -> None:
         stage = ring.stage.get()
         empty.wait(stage, ring.parity ^ 1)
         full.expect(stage, 2 * tile.keys * shared.width)
-        lang.ptx.tma_load(source, (0, row + step * tile.keys, kv_head, b), stage, full, stage)
+        lang.ptx.tma_load(source, (0, first + step * tile.keys, kv_head, b), stage, full, stage)
         ring.advance()
 
-    keys = of_k, shared.full_k, shared.empty_k, Ring(tile.stages)
-    values = of_v, shared.full_v, shared.empty_v, Ring(tile.stages)
-    load(*keys, last)
-    for step in lang.range(last if least is None else last - least):
-        load(*keys, last - 1 - step)
-        load(*values, last - step)
-    load(*values, lang.const(0, u32) if least is None else least)
+    ring_k = of_k, shared.full_k, shared.empty_k, Ring(tile.stages)
+    ring_v = of_v, shared.full_v, shared.empty_v, Ring(tile.stages)
+    load(*ring_k, last)
+    for step in lang.range(last):
+        load(*ring_k, last - 1 - step)
+        load(*ring_v, last - step)
+    load(*ring_v, lang.const(0, u32))
 
 
 class _Consumer:
-    """A warpgroup's 64 queries and where it is in the rings."""
+    """A warpgroup's 64 queries and where it is in the rings; tiles of keys begin at `base`."""
 
     def __init__(
-        self, shared: _Shared, first: Any, sight: Sight, scoring: Scoring,
+        self, shared: _Shared, first: Any, base: Any, sight: Sight, scoring: Scoring,
         begins: tuple[Operand, Operand],
     ) -> None:  # fmt: skip
         self.shared, self.sight, tile = shared, sight, shared.tile
+        self.base, self.windowed = base, scoring.windowed
         self.mine = lang.ptx.warpgroup() - 1
         self.first = first + self.mine * M
         dtype = shared.values.dtype
@@ -209,8 +217,8 @@ class _Consumer:
         self.ring_k, self.ring_v = Ring(tile.stages), Ring(tile.stages)
         self.turn = lang.var(lang.cast(self.mine == 0, u32))  # the first one's turn is at once
 
-    def attend(self, last: Any, least: Any, dirty: Any) -> None:
-        """All tiles from the last on, down to the `least`, else to the first.
+    def attend(self, last: Any, dirty: Any) -> None:
+        """All tiles from the last on.
 
         Args:
             dirty: whether the last has rows past the last key that counts.
@@ -221,31 +229,38 @@ class _Consumer:
         lang.ptx.wgmma_wait(0)
         self._release(shared.empty_k, self.ring_k)
         self.rows.bound()
-        self.rows.hide(last * tile.keys)
+        self.rows.hide(self._key(last))
         self.rows.soften()
         self.rows.round()
         if dirty is not None:
             with lang.if_(dirty):
-                self._clean(last * tile.keys)
+                self._clean(self._key(last))
         self._take_turn()
         whole, cut = last, None  # tiles below it are seen whole by all, down to one of a window
         if self.sight.ordered:
-            whole = lang.minimum(last, self.sight.until(self.first + 1) // tile.keys)
-        if least is not None:
-            cut = (self.sight.since(self.first + (M - 1)) + (tile.keys - 1)) // tile.keys
-            whole = lang.maximum(whole, least)
-            cut = lang.minimum(lang.maximum(cut, least), whole)
+            whole = lang.minimum(last, self._ahead(self.sight.until(self.first + 1)) // tile.keys)
+        if self.windowed:
+            hidden = self._ahead(self.sight.since(self.first + (M - 1)))
+            cut = lang.minimum((hidden + (tile.keys - 1)) // tile.keys, whole)
         if self.sight.ordered:
             for i in lang.range(last - whole):
-                self._step((last - 1 - i) * tile.keys)
+                self._step(self._key(last - 1 - i))
         for _ in lang.range(whole if cut is None else whole - cut):
             self._step(None)
         if cut is not None:
-            for i in lang.range(cut - least):
-                self._step((cut - 1 - i) * tile.keys)
+            for i in lang.range(cut):
+                self._step(self._key(cut - 1 - i))
         self._mix()
         self._pass_turn()
         lang.ptx.wgmma_wait(0)
+
+    def _ahead(self, key: Any) -> Any:
+        """How many keys of tiles are before one."""
+        return lang.maximum(key, self.base) - self.base if self.windowed else key
+
+    def _key(self, tile: Operand) -> Any:
+        """The first key of a tile."""
+        return self.base + tile * self.shared.tile.keys
 
     def _take_turn(self) -> None:
         """Wait until the others have started their products."""

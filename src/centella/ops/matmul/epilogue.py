@@ -1,9 +1,12 @@
 """What follows a product, on its f32 sums: f(alpha sum scale + bias) + residual.
 
-`scale` and `bias` have an element a column, `residual` one for each output.
+`scale` and `bias` have an element a column, `residual` one for each output. With a gate an output
+has sums of two columns, n apart: f(alpha sum + bias) (alpha sum' + bias').
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from centella import lang
 from centella.dtypes import f32, u32
@@ -20,32 +23,41 @@ class Epilogue:
 
     Args:
         extra: the operands that the launch has, by name.
-        columns: of the product; outputs past them are computed from the last one's operands.
+        columns: of the result; outputs past them are computed from the last one's operands.
+        gated: whether there are as many sums again, of the columns that are `columns` further.
+        operands: what activations are written over.
         words: operands whose rows start on 16 bytes: 16-bit ones are loaded two at a time, from
-            a column that is a multiple of `count`, which `columns` is, too.
+            an even column on, of an even number; `count` is 2.
     """
 
     def __init__(
         self, activation: str, extra: dict[str, Argument], column: Operand, count: int,
-        columns: Operand, words: tuple[str, ...] = (),
+        columns: Operand, words: tuple[str, ...] = (), gated: bool = False, operands: Any = KERNEL,
     ) -> None:  # fmt: skip
-        self._words = words
+        self._words, self._gated, self._operands = words, gated, operands
         self._activation, self._extra = activation, extra
         self._alpha = lang.parameter("alpha", f32)
         lanes = [column] + [lang.minimum(column + j, columns - 1) for j in range(1, count)]
-        self._lanes = lanes
+        self._lanes = lanes + [lane + columns for lane in lanes] if gated else lanes
         zero = lang.const(0, u32)
         self._vectors = {n: self._load(n, zero) for n in VECTORS if n in extra}
 
     def __call__(self, sums: list[Expr], row: Operand) -> list[Expr]:
-        """The outputs of a row from their sums."""
-        out = [v * self._alpha for v in sums]
+        """The outputs of a row from their sums; with a gate those of the first columns first."""
+        factors = [self._alpha] * len(sums)
         if "scale" in self._vectors:
-            out = [v * s for v, s in zip(out, self._vectors["scale"], strict=True)]
+            sums, factors = [v * self._alpha for v in sums], self._vectors["scale"]
         if "bias" in self._vectors:
-            out = [v + b for v, b in zip(out, self._vectors["bias"], strict=True)]
+            terms = zip(sums, factors, self._vectors["bias"], strict=True)
+            out = [lang.fma(v, f, b) for v, f, b in terms]
+        else:
+            out = [v * f for v, f in zip(sums, factors, strict=True)]
+        if self._gated:
+            half = len(out) // 2
+            opened = [ACTIVATIONS[self._activation](self._operands, v) for v in out[:half]]
+            return [v * w for v, w in zip(opened, out[half:], strict=True)]
         if self._activation:
-            out = [ACTIVATIONS[self._activation](KERNEL, v) for v in out]
+            out = [ACTIVATIONS[self._activation](self._operands, v) for v in out]
         if "residual" in self._extra:
             at = row * lang.parameter("ldr", u32)
             out = [v + r for v, r in zip(out, self._load("residual", at), strict=True)]
@@ -56,5 +68,4 @@ class Epilogue:
         operand = self._extra[name]
         if name not in self._words or operand.dtype.per_word != 2:
             return [operand[at + c] for c in self._lanes]
-        starts = range(0, len(self._lanes), 2)
-        return [v for j in starts for v in operand.load_word(at + self._lanes[0] + j)]
+        return [v for lane in self._lanes[::2] for v in operand.load_word(at + lane)]

@@ -63,11 +63,13 @@ class _Operand:
     """One operand's way from global memory through the ring into fragments.
 
     `along_k`: k is the contiguous dimension in memory and in the tile; else the rows (m or n) are.
+    `gated`: eight rows of the tile are of the first half in memory, eight of the second, in turn.
     """
 
     def __init__(
         self, source: Any, rows: int, tile: MmaTile, along_k: bool, vector: bool,
         start: Operand, pitch: Operand, first: Operand, extent: Operand, depth: Operand,
+        gated: bool = False,
     ) -> None:  # fmt: skip
         self.source, self.along_k, self.vector = source, along_k, vector
         self.depth, self.bk = depth, tile.bk
@@ -85,7 +87,10 @@ class _Operand:
         for i in range(shape[0] // down):
             at, below = row + i * down, self.ring.down(i * down)
             if along_k:
-                fixed = start + lang.minimum(first + at, extent - 1) * pitch
+                inner = at // (2 * N) * N + at % N if gated else at
+                line = lang.minimum(first + inner, extent - 1)
+                line = line + at // N % 2 * extent if gated else line
+                fixed = start + line * pitch
                 self.pieces.append((below, column * PER_CHUNK, fixed))
             else:
                 self.pieces.append((below, at, first + column * PER_CHUNK))
@@ -160,13 +165,14 @@ class _Operand:
 
 def _mma(
     *, tile: MmaTile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
-    activation: str, a: Argument, b: Argument, y: Argument, **extra: Argument,
+    activation: str, a: Argument, b: Argument, y: Argument, gated: bool = False, **extra: Argument,
 ) -> None:  # fmt: skip
-    p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
+    halves = 1 + gated
+    p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn // halves)
     left = _Operand(a, tile.bm, tile, a_along_k, vector_a,
                     batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
     right = _Operand(b, tile.bn, tile, b_along_k, vector_b,
-                     batch * p["sb"], p["ldb"], column0, p["n"], p["k"])  # fmt: skip
+                     batch * p["sb"], p["ldb"], column0, p["n"], p["k"], gated)  # fmt: skip
     warp = lang.local_id() // WARP
     down = warp % (tile.bm // tile.wm) * tile.wm
     across = warp // (tile.bm // tile.wm) * tile.wn
@@ -201,23 +207,26 @@ def _mma(
             for line, height in zip(sums, heights, strict=True):
                 for fragment, width in zip(line, widths, strict=True):
                     lang.ptx.mma_sync(fragment, height, width)
-    _finish(sums, row0 + down, column0 + across, batch, p, y, activation, extra)
+    columns0 = column0 + across // halves
+    _finish(sums, row0 + down, columns0, batch, p, y, activation, extra, gated)
 
 
 def _finish(
     sums: list[list[Any]], row0: Any, column0: Any, batch: Operand, p: dict[str, Any], y: Any,
-    activation: str, extra: dict[str, Argument],
+    activation: str, extra: dict[str, Argument], gated: bool,
 ) -> None:  # fmt: skip
     """The epilogue and the store: of a fragment a thread has two neighbours in two rows."""
-    for j in range(len(sums[0])):
-        column = column0 + (sums[0][j].place(0)[1] + j * N)
+    halves = 1 + gated
+    for j in range(0, len(sums[0]), halves):
+        column = column0 + (sums[0][j].place(0)[1] + j // halves * N)
         with lang.if_(column < p["n"]):
-            finish = Epilogue(activation, extra, column, 2, p["n"])
+            finish = Epilogue(activation, extra, column, 2, p["n"], gated=gated)
             for i, line in enumerate(sums):
                 for pair in (0, 2):
                     row = row0 + (line[j].place(pair)[0] + i * M)
                     with lang.if_(row < p["m"]):
-                        out = finish([line[j][pair], line[j][pair + 1]], row)
+                        own = [f[pair + e] for f in line[j : j + halves] for e in range(2)]
+                        out = finish(own, row)
                         start = batch * p["sy"] + row * p["ldy"] + column
                         store_words(y, start, out, column, p["n"])
 
@@ -257,8 +266,9 @@ def _launches(product: Product, tile: MmaTile, caps: Caps) -> Lowered:
         ("tile", tile),
         ("vector_a", vector_a),
         ("vector_b", vector_b),
+        *((("gated", True),) if product.gated else ()),
     )
-    size = tile.bm, tile.bn
+    size = tile.bm, tile.bn // (1 + product.gated)
     return Lowered((tiles_launch(mma, product, size, tile.threads, constants),))
 
 

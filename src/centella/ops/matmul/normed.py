@@ -3,11 +3,12 @@
     h = x / sqrt(mean(x^2) + eps) * norm                    where there is a norm
     h = (x - mean) / sqrt(var + eps) * norm + shift         of the kind "layer"
     y = act(alpha (h W^T) + bias) + residual
-    y = act(h W[:n]^T) * (h W[n:]^T)                        where there is a gate
+    y = act(alpha (h W[:n]^T) + bias[:n]) * (alpha (h W[n:]^T) + bias[n:])      with a gate
 
 Source: Zhang and Sennrich 2019 (RMS norm), Ba et al. 2016 (layer norm), Shazeer 2020 (gates).
 
-For few rows of x; `normed_kernel.py` has the kernel.
+`normed_kernel.py` has the kernel for few rows of x, `gated.py` those of a gate without a norm for
+many rows on tensor cores.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from msgspec import Struct
 from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import LETTERS, Axes, axes
-from centella.op.op import Form, Op, Out
+from centella.op.op import Form, Op, Out, loaded
 from centella.op.variant import APART
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
@@ -30,7 +31,8 @@ from centella.ops.operands import NUMPY
 from centella.specs import Caps, Spec
 
 JOINED = 2  # rows up to which the thin product gains from its surroundings
-VARIANTS = ("joined", APART)
+FEW = 32  # rows up to which a product on tensor cores has tiles of its own
+VARIANTS = ("joined", "wgmma", "mma", APART, "streamed")
 
 
 class NormedAttrs(Struct, frozen=True):
@@ -40,7 +42,7 @@ class NormedAttrs(Struct, frozen=True):
         extras: of "norm", "shift", "bias", "residual", those that are given, in this order.
         gate, activation: of the gate, and of what has none; "" for none.
         kind: of the norm, "rms" or "layer".
-        variant: "joined" or "apart", where it is forced.
+        variant: one of `VARIANTS`, where it is forced.
     """
 
     extras: tuple[str, ...]
@@ -54,7 +56,7 @@ class NormedAttrs(Struct, frozen=True):
 
 
 def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
-    """x [..., k] of at most 16 rows, weight [n or 2 n, k], norm and shift [k], the rest of y's."""
+    """x [..., k], weight [n or 2 n, k], norm and shift [k], bias a row of W each, residual y's."""
     x, weight, *more = specs
     if any(not s.dtype.is_float for s in specs):
         raise DTypeError(
@@ -65,12 +67,11 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
             f"normed_linear: expected x [..., k] and weight [n, k], got {list(x.shape)} and "
             f"{list(weight.shape)}"
         )
-    if not 0 < math.prod(x.shape[:-1]) <= THIN or not x.shape[-1]:
-        raise ShapeError(f"normed_linear: expected 1 to {THIN} rows, got {list(x.shape)}")
-    after = {"bias", "residual"}.intersection(attrs.extras)
-    if attrs.gate and (weight.shape[0] % 2 or after or attrs.activation):
+    if not math.prod(x.shape):
+        raise ShapeError(f"normed_linear: expected 1 row or more, got {list(x.shape)}")
+    if attrs.gate and (weight.shape[0] % 2 or "residual" in attrs.extras or attrs.activation):
         raise ShapeError(
-            f"normed_linear: expected a weight [2 n, k] and nothing else after a gate, got "
+            f"normed_linear: expected a weight [2 n, k] and nothing after a gate, got "
             f"{list(weight.shape)} and {list(attrs.extras)}"
         )
     if ("shift" in attrs.extras or attrs.kind == "layer") and not (
@@ -81,7 +82,7 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
         )
     shape = (*x.shape[:-1], weight.shape[0] // (2 if attrs.gate else 1))
     for name, spec in zip(attrs.extras, more, strict=True):
-        wanted = {"residual": shape, "bias": shape[-1:]}.get(name, x.shape[-1:])
+        wanted = {"residual": shape, "bias": weight.shape[:1]}.get(name, x.shape[-1:])
         if spec.shape != wanted:
             raise ShapeError(
                 f"normed_linear: expected {name} {list(wanted)}, got {list(spec.shape)}"
@@ -98,10 +99,10 @@ def reference(x: Any, weight: Any, *more: Any, **named: Any) -> Any:
         mean = np.mean(x * x, axis=-1, keepdims=True)
         x = x / np.sqrt(mean + x.dtype.type(attrs.eps)) * vectors["norm"] + vectors.get("shift", 0)
     y = np.matmul(x, weight.astype(x.dtype, copy=False).T) * x.dtype.type(attrs.alpha)
+    y = y + vectors["bias"] if "bias" in vectors else y
     if attrs.gate:
         n = len(weight) // 2
         return ACTIVATIONS[attrs.gate](NUMPY, y[..., :n]) * y[..., n:]
-    y = y + vectors["bias"] if "bias" in vectors else y
     y = ACTIVATIONS[attrs.activation](NUMPY, y) if attrs.activation else y
     return y + vectors["residual"] if "residual" in vectors else y
 
@@ -109,20 +110,37 @@ def reference(x: Any, weight: Any, *more: Any, **named: Any) -> Any:
 def axes_of(form: Form[NormedAttrs]) -> Axes:
     """Rows of x; outputs of the weight where there is no gate, whose two come from two halves."""
     lead, n = LETTERS[: len(form.outputs[0].shape) - 1], "." if form.attrs.gate else "n"
-    letters = {"residual": f"{lead}{n}", "bias": n}
+    letters = {"residual": f"{lead}{n}", "bias": n}  # of a gate the bias is whole, too
     more = [letters.get(name, ".") for name in form.attrs.extras]
     return axes([f"{lead}.", f"{n}.", *more], [f"{lead}{n}"])
 
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
-    """Where launches cost something: of few rows, with a norm or a gate."""
-    gains = math.prod(form.inputs[0].shape[:-1]) <= JOINED and not caps.launches_are_free
-    joins = bool(form.attrs.gate) or "norm" in form.attrs.extras
-    return (gains or form.attrs.variant is not None) and joins and form.within_binding(caps)
+    """Where launches cost something, of few rows with a norm or a gate; of many with a gate."""
+    rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
+    if not (form.within_binding(caps) and (attrs.gate or "norm" in attrs.extras)):
+        return False
+    if takes_few(form) and attrs.variant in (None, "joined"):
+        return attrs.variant is not None or (rows <= JOINED and not caps.launches_are_free)
+    many = rows > FEW or attrs.variant is not None
+    if not (attrs.gate and many and caps.tensor_cores):
+        return False
+    return bool(loaded("centella.ops.matmul.gated:preferred")(form, caps))
+
+
+def takes_few(form: Form[NormedAttrs]) -> bool:
+    """Whether the kernel for few rows takes a form: those, and with a gate no bias."""
+    few = math.prod(form.inputs[0].shape[:-1]) <= THIN
+    return few and not (form.attrs.gate and "bias" in form.attrs.extras)
+
+
+def flops_of(form: Form[NormedAttrs]) -> int:
+    """A multiplication and an addition for each weight and row."""
+    return 2 * math.prod(form.inputs[0].shape[:-1]) * form.inputs[1].size
 
 
 NORMED: Op[NormedAttrs] = Op(
-    "normed_linear", rule, reference, "centella.ops.matmul.normed_kernel:lower", takes_rows,
+    "normed_linear", rule, reference, "centella.ops.matmul.gated:lower", takes_rows,
     VARIANTS, attrs=NormedAttrs, axes=axes_of, preferred=preferred, narrower=True,
-    doc=__doc__ or "",
+    flops=flops_of, doc=__doc__ or "",
 )  # fmt: skip

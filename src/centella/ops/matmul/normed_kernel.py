@@ -17,13 +17,16 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
+from centella.errors import LimitError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
+from centella.op.variant import Variant
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import rows_of
+from centella.ops.matmul import streamed
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.normed import NormedAttrs
+from centella.ops.matmul.normed import NormedAttrs, takes_few
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, Thin, power_of_two, slots_of, totals
@@ -239,8 +242,7 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     return replace(thin, lanes=LANES, outs=2 * OUTS if wide else OUTS, unroll=unroll)
 
 
-def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
-    """One launch."""
+def _launches(form: Form[NormedAttrs], fits: bool, caps: Caps) -> Lowered:
     x, w, *more = form.inputs
     y, gate = rows_of(form.outputs[0]), form.attrs.gate
     flat_x, extras = rows_of(x), dict(zip(form.attrs.extras, more, strict=True))
@@ -249,8 +251,20 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
         batch=1, m=m, n=w.shape[0], k=k, lda=flat_x.strides[0], ldb=w.strides[0],
         ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
     )  # fmt: skip
-    tile = normed_of(problem, (x.dtype, w.dtype), caps)
     residual = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
+    attrs = form.attrs
+    product = Product(
+        replace(problem, n=y.shape[1]), (*form.inputs, form.outputs[0]), tuple(extras), residual,
+        attrs.activation, attrs.alpha,
+    )  # fmt: skip
+    forced = attrs.variant == streamed.STREAMED.name
+    if forced or (attrs.variant is None and streamed.STREAMED.preferred(product, caps)):
+        stream = streamed.normed_stream(product, attrs, caps)
+        if stream is not None:
+            return streamed.stream_launch(product, stream, gate, (("eps", attrs.eps),))
+        if forced:
+            raise LimitError(f"normed_linear: variant {attrs.variant!r} does not fit")
+    tile = normed_of(problem, (x.dtype, w.dtype), caps)
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)
     if gate and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word
         tile = replace(tile, outs=2 * tile.outs)
@@ -275,7 +289,11 @@ def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
         ("vector_w", aligned(w, w.strides[0], 0)),
         ("vector_x", aligned(x, flat_x.strides[0] * (m > 1), 0)),
     )  # fmt: skip
-    product = Product(problem, (*form.inputs, form.outputs[0]), tuple(extras))
     groups = -(-y.shape[1] // outputs)
     names = ("x", "w", *extras)
     return Lowered((launch(kernel, product, names, scalars, constants, groups, tile.threads),))
+
+
+JOINED: Variant[Form[NormedAttrs], bool] = Variant(
+    "joined", lambda form, caps: takes_few(form) or None, _launches
+)

@@ -21,6 +21,7 @@ class Product(Struct, frozen=True):
     """A problem with its operands: `specs` are a, b, the extras by `names`, y.
 
     A residual has no batches: `residual_pitch` is elements from one row of it to the next.
+    `gated`: B has 2 n columns, and the activation of one is multiplied with the one n further.
     """
 
     problem: Problem
@@ -29,6 +30,7 @@ class Product(Struct, frozen=True):
     residual_pitch: int = 0
     activation: str = ""
     alpha: float = 1.0
+    gated: bool = False
 
     @property
     def dtypes(self) -> tuple[DType, DType]:

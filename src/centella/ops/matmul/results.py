@@ -15,12 +15,17 @@ from centella.dtypes import u32
 from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.tiled import store_words
+from centella.ops.operands import NATIVE
 
 M, K = 64, 16  # of one product
 
 
 class Finish(Struct, frozen=True, eq=False):
-    """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows."""
+    """The epilogue of a tile's columns: of eight a thread has two neighbours in two rows.
+
+    `gated`: half of the sums are gates, of the columns that the other half multiplies.
+    `ready`: by column, epilogues whose vectors are loaded.
+    """
 
     batch: Any
     row: Any
@@ -31,6 +36,13 @@ class Finish(Struct, frozen=True, eq=False):
     activation: str
     extra: dict[str, Any]
     words: tuple[str, ...]
+    gated: bool = False
+    ready: dict[int, Epilogue] = {}
+
+    def begin(self) -> None:
+        """Load what columns have: while products are under way, that takes no time."""
+        for j in self.columns:
+            self.ready[j] = self._column(j)
 
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
@@ -48,10 +60,22 @@ class Finish(Struct, frozen=True, eq=False):
 
     def _column(self, j: int) -> Epilogue:
         """The epilogue of this thread's two columns of eight; past the edge the last one's."""
+        if j in self.ready:
+            return self.ready[j]
         p, across = self.p, self.sums[0].place(j // 2)[1]
         last = lang.maximum(p["n"], 2) - 2 if self.words else p["n"] - 1
         column = lang.minimum(self.column + across, last)
-        return Epilogue(self.activation, self.extra, column, 2, p["n"], self.words)
+        return self.epilogue(column, self.words)
+
+    def epilogue(self, column: Any, words: tuple[str, ...] = ()) -> Epilogue:
+        """That of a column and the next."""
+        n = self.p["n"]
+        return Epilogue(self.activation, self.extra, column, 2, n, words, self.gated, NATIVE)
+
+    def sums_of(self, fragment: Any, pair: int) -> list[Expr]:
+        """Those of a pair of outputs: two of its registers, with a gate two in each half."""
+        firsts = (pair, pair + fragment.registers // 2) if self.gated else (pair,)
+        return [fragment[first + e] for first in firsts for e in range(2)]
 
     def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, list[Expr]]]:
         """Of eight columns from j on: fragment, how far down, and the two results there."""
@@ -60,7 +84,7 @@ class Finish(Struct, frozen=True, eq=False):
             for pair in (j // 2, j // 2 + 2):
                 below = i * M + pair // 2 % 2 * 8
                 row = lang.minimum(self.row + line + below, self.p["m"] - 1)
-                yield i, below, finish([fragment[pair], fragment[pair + 1]], row)
+                yield i, below, finish(self.sums_of(fragment, pair), row)
 
 
 class Stored(Struct, frozen=True, eq=False):
@@ -69,18 +93,21 @@ class Stored(Struct, frozen=True, eq=False):
     y: Any
     p: dict[str, Any]
 
+    def begin(self, parts: list[Finish]) -> None:
+        """Nothing: a thread past the edge has no columns."""
+
     def take(self, whole: Finish, mine: Any, leader: Any) -> None:
         """Write columns of a tile."""
         p = self.p
         for j in whole.columns:
             column = whole.column + whole.sums[0].place(j // 2)[1]
             with lang.if_(column < p["n"]):
-                finish = Epilogue(whole.activation, whole.extra, column, 2, p["n"])
+                finish = whole.epilogue(column)
                 for i, line in enumerate(whole.sums):
                     for pair in (j // 2, j // 2 + 2):
                         row = whole.row + (i * M + line.place(pair)[0])
                         with lang.if_(row < p["m"]):
-                            out = finish([line[pair], line[pair + 1]], row)
+                            out = finish(whole.sums_of(line, pair), row)
                             start = whole.batch * p["sy"] + row * p["ldy"] + column
                             store_words(self.y, start, out, column, p["n"])
 
@@ -95,6 +122,10 @@ class Staged:
         self.ring: lang.ptx.SharedTile = lang.ptx.SharedTile(y.dtype, shape)
         extents = (p["n"], p["m"], lang.parameter("batches", u32))
         self.map: Any = lang.ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
+
+    def begin(self, parts: list[Finish]) -> None:
+        """Load what the first ones have, the last products under way: of all the widest spill."""
+        parts[0].begin()
 
     def close(self, leader: Operand) -> None:
         """The last ones leave before the group ends."""

@@ -9,6 +9,9 @@ that it is full, and that all consumers have read it; nobody else waits for anyb
 Copies write zeros past the edges of A and B, so tails of k, m and n are exact. Either operand may
 lie along k or across it: the descriptor of its tile says so. Rows start on 16 bytes, which copies
 need; products of other operands are those of `mma`.
+
+With a gate the columns of a tile come from both halves of B, as two boxes beside each other, so
+that a thread has the sums of a gate and of what it multiplies, and half as many results leave.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from centella.ops.matmul.product import Constants, Product, tiles_launch
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import tile_place
+from centella.ops.matmul.together import Together
 from centella.ops.ring import Ring
 from centella.specs import Caps
 
@@ -49,6 +53,7 @@ class WgmmaTile(Struct, frozen=True):
             else each takes 64 rows of every tile.
         staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
         cluster: groups with neighbouring rows of C that have B copied for each other, in turn.
+        gated: half of the bn columns are gates of the others; `staged` are of the results.
     """
 
     bm: int
@@ -58,6 +63,12 @@ class WgmmaTile(Struct, frozen=True):
     turns: bool = False
     staged: int = 0
     cluster: int = 1
+    gated: bool = False
+
+    @property
+    def across(self) -> int:
+        """Columns of results."""
+        return self.bn // 2 if self.gated else self.bn
 
     @property
     def consumers(self) -> int:
@@ -103,18 +114,31 @@ WGMMA_TILES = {
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
     WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
 }
+GATED_TILES = {
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=64, gated=True): 128,
+    WgmmaTile(128, 96, 64, 7, turns=True, staged=16, gated=True): 98,
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True): 162,
+    WgmmaTile(128, 64, 64, 7, turns=True, staged=32, gated=True): 80,
+}
 
 
 class _Operand:
-    """One operand's ring of tiles, the map that fills it, and where products find their factor."""
+    """One operand's ring of tiles, the map that fills it, and where products find their factor.
+
+    Of B with a gate a tile is two boxes, one below the other.
+    """
 
     def __init__(
         self, source: Any, name: str, rows: int, tile: WgmmaTile, along_k: bool, p: dict[str, Expr]
     ) -> None:
         self.along_k = along_k
-        shape = (rows, tile.bk) if along_k else (tile.bk, rows)
-        self.ring = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
+        self.apart = p["n"] if tile.gated and name == "b" else None  # from box to box, in memory
+        self.boxes = 1 if self.apart is None else 2
+        shape = (rows // self.boxes, tile.bk) if along_k else (tile.bk, rows)
+        self.ring = lang.ptx.SharedTile(source.dtype, (self.boxes * tile.stages, *shape))
         across = p["m" if name == "a" else "n"]
+        if self.apart is not None:
+            across = lang.parameter("both", u32)
         self.batches = lang.parameter(f"batches_{name}", u32)
         extents = (p["k"], across, self.batches) if along_k else (across, p["k"], self.batches)
         self.map = lang.ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
@@ -123,22 +147,28 @@ class _Operand:
         self, row: Any, k: Any, batch: Operand, stage: Any, full: Any, mask: int | None = None
     ) -> None:
         """Have the tile from a row and a k on copied to a stage, of the groups in the mask."""
-        at = (k, row) if self.along_k else (row, k)
-        corner = (*at, lang.minimum(batch, self.batches - 1))
-        lang.ptx.tma_load(self.map, corner, stage, full, stage, mask)
+        for box in range(self.boxes):
+            at = (k, row) if self.along_k else (row, k)
+            corner = (*at, lang.minimum(batch, self.batches - 1))
+            lang.ptx.tma_load(self.map, corner, self._box(stage) + box, full, stage, mask)
+            row = row if self.apart is None else row + self.apart
+
+    def _box(self, stage: Any) -> Any:
+        """The first box of a stage."""
+        return stage if self.boxes == 1 else stage * self.boxes
 
     def start(self, row: Any, k: int, stage: Any) -> Any:
         """Where a factor begins: a row, a k."""
-        return self.ring.start(row, k, stage) if self.along_k else self.ring.start(k, row, stage)
+        first = self._box(stage)
+        return self.ring.start(row, k, first) if self.along_k else self.ring.start(k, row, first)
 
 
 class _Shared:
     """What both roles see: operands, barriers, sizes. `order` has the consumers take turns."""
 
     def __init__(self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool) -> None:
-        self.tile = tile
-        if tile.cluster > 1:
-            lang.ptx.cluster(tile.cluster)
+        self.tile, self.together = tile, Together(tile.cluster)
+        self.together.begin()
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
         self.left = _Operand(a, "a", tile.bm, tile, a_along_k, self.p)
         self.right = _Operand(b, "b", tile.bn, tile, b_along_k, self.p)
@@ -152,38 +182,13 @@ class _Shared:
             for consumer in range(2):
                 self.order.init(consumer, 1)
             lang.ptx.init_fence()
-        self.meet()
-
-    @property
-    def first(self) -> Expr:
-        """The number of the first tile, that of all groups of a cluster."""
-        return lang.group_id() // self.tile.cluster
-
-    @property
-    def end(self) -> Expr:
-        """How many numbers there are."""
-        return lang.num_groups() // self.tile.cluster
-
-    @property
-    def every(self) -> Expr:
-        """From a number to the next."""
-        return lang.ptx.grid() // self.tile.cluster
-
-    def meet(self) -> None:
-        """All groups that reach each other's shared memory meet, or the threads of this one."""
-        if self.tile.cluster == 1:
-            lang.barrier()
-            return
-        lang.ptx.cluster_arrive()
-        lang.ptx.cluster_wait()
+        self.together.meet()
 
     def tile_at(self, number: Any) -> tuple[Expr, Expr, Expr]:
         """Batch, first row and first column of this group's tile."""
         tile = self.tile
-        batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.bn)
-        if tile.cluster > 1:
-            row = row + lang.ptx.cluster_rank() * tile.bm
-        return batch, row, column
+        batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.across)
+        return batch, row + self.together.rank() * tile.bm, column
 
     def load(self, at: tuple[Expr, Expr, Expr], step: Operand, stage: Any) -> None:
         """Have both operands copied; B by one group of the cluster for all of them."""
@@ -192,15 +197,13 @@ class _Shared:
         if tile.cluster == 1:
             self.right.load(column, step * tile.bk, batch, stage, self.full)
             return
-        with lang.if_(lang.ptx.cluster_rank() == step % tile.cluster):
-            every = (1 << tile.cluster) - 1
-            self.right.load(column, step * tile.bk, batch, stage, self.full, every)
+        with lang.if_(self.together.copies(step)):
+            mask = self.together.mask
+            self.right.load(column, step * tile.bk, batch, stage, self.full, mask)
 
     def release(self, stage: Any) -> None:
-        """This thread's consumer has read a stage: whoever fills it, in any group, may."""
-        self.empty.arrive(stage)
-        for further in range(1, self.tile.cluster):
-            self.empty.arrive(stage, (lang.ptx.cluster_rank() + further) % self.tile.cluster)
+        """This thread's consumer has read a stage."""
+        self.together.release(self.empty, stage)
 
 
 def _wgmma(
@@ -214,15 +217,14 @@ def _wgmma(
         _produce(shared)
     with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         _consume(shared, stored, activation, extra, words)
-    if tile.cluster > 1:  # nobody leaves while another one copies to it or tells it something
-        shared.meet()
+    shared.together.end()
 
 
 def _produce(shared: _Shared) -> None:
     """Have the tiles of all steps copied, one after the other, as stages become free."""
-    tile = shared.tile
+    tile, together = shared.tile, shared.together
     ring = Ring(tile.stages)
-    for number in lang.range(shared.first, shared.end, shared.every):
+    for number in lang.range(together.first, together.last, together.every):
         at = shared.tile_at(number)
         for step in lang.range(shared.steps):
             stage = ring.stage.get()
@@ -240,7 +242,7 @@ def _consume(
     tile, steps = shared.tile, shared.steps
     ring = Ring(tile.stages)
     mine = lang.ptx.warpgroup() - 1
-    first, every = shared.first, shared.every
+    first, every = shared.together.first, shared.together.every
     turn = lang.var(1 - mine)  # the first one's turn is at once
     down: Any = mine * M
     if tile.turns:
@@ -248,8 +250,8 @@ def _consume(
         ring.move(mine * steps)
     sums = [lang.ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
     leader = lang.local_id() % WARPGROUP == 0
-    width = tile.staged or tile.bn
-    for number in lang.range(first, shared.end, every):
+    width = tile.staged or tile.across
+    for number in lang.range(first, shared.together.last, every):
         batch, row, column = shared.tile_at(number)
         if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
             shared.order.wait(mine, turn)
@@ -259,14 +261,18 @@ def _consume(
             with lang.if_(leader):
                 shared.order.arrive(1 - mine)
             ring.move(steps)
+        parts = []
+        for first_column in range(0, tile.across, width):
+            columns = range(first_column, first_column + width, 8)
+            at = (batch, row + down, column)
+            gated = tile.gated
+            parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words, gated))
+        stored.begin(parts)
         lang.ptx.wgmma_wait(0)
         with lang.if_(leader):
             shared.release(last)
-        for first_column in range(0, tile.bn, width):
-            columns = range(first_column, first_column + width, 8)
-            at = (batch, row + down, column)
-            done = Finish(*at, sums, columns, shared.p, activation, extra, words)
-            stored.take(done, mine, leader)
+        for part in parts:
+            stored.take(part, mine, leader)
     stored.close(leader)
 
 
@@ -301,7 +307,9 @@ wgmma: Kernel = Kernel(_wgmma, workgroup=384, name="wgmma")
 # -- how it is launched ---------------------------------------------------------------------------
 
 
-def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> WgmmaTile | None:
+def wgmma_tile_of(
+    problem: Problem, dtypes: tuple[DType, DType], caps: Caps, gated: bool = False
+) -> WgmmaTile | None:
     """The tile of a product by warpgroups, by what all take on the busiest multiprocessor.
 
     The simulator has them too.
@@ -309,13 +317,13 @@ def wgmma_tile_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> 
     if not takes(dtypes) or not caps.warpgroups:
         return None
     fitting = {
-        tile: cost for tile, cost in WGMMA_TILES.items()
+        tile: cost for tile, cost in (GATED_TILES if gated else WGMMA_TILES).items()
         if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
         and tile.takes(problem.a_along_k, problem.b_along_k)
     }  # fmt: skip
 
     def cost_of(tile: WgmmaTile) -> int:
-        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * problem.batch
+        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.across) * problem.batch
         return -(-tiles // MULTIPROCESSORS) * fitting[tile]
 
     return min(fitting, key=cost_of, default=None)
@@ -351,13 +359,14 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
         ("batches_a", problem.batch if problem.sa else 1),
         ("batches_b", problem.batch if problem.sb else 1),
     )
-    size, cluster = (tile.bm, tile.bn), tile.cluster
-    call = tiles_launch(wgmma, product, size, tile.threads, constants, batches, cluster)
+    more = (*batches, ("both", 2 * problem.n)) if tile.gated else batches
+    size, cluster = (tile.bm, tile.across), tile.cluster
+    call = tiles_launch(wgmma, product, size, tile.threads, constants, more, cluster)
     return Lowered((call,))
 
 
 def _tile(product: Product, caps: Caps) -> WgmmaTile | None:
-    return wgmma_tile_of(product.problem, product.dtypes, caps)
+    return wgmma_tile_of(product.problem, product.dtypes, caps, product.gated)
 
 
 WGMMA: Variant[Product, WgmmaTile] = Variant("wgmma", _tile, _launches, preferred)

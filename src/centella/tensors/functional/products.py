@@ -10,6 +10,7 @@ from typing import Any
 from centella.dtypes import dtype_of
 from centella.errors import DTypeError, ShapeError
 from centella.op.op import get
+from centella.op.variant import APART
 from centella.ops.attention.op import misshapen
 from centella.ops.elementwise import ACTIVATIONS
 from centella.specs import Shape
@@ -130,8 +131,8 @@ def normed_linear(
 ) -> Tensor:  # fmt: skip
     """f(alpha (norm(x) W^T) + bias) + residual, or with a gate act(h W[:n]^T) * (h W[n:]^T).
 
-    For one or two rows, as a decoder's step has, all of it is one launch of a GPU; else the norm,
-    the product and the gate are launches of their own.
+    For one or two rows, as a decoder's step has, all of it is one launch of a GPU; else the norm is
+    a launch of its own, and so is the gate where tensor cores do not multiply many rows.
 
     Args:
         x: [..., k]; weight: [n, k], with a gate [2 n, k]; norm: [k], or None for no norm.
@@ -140,7 +141,7 @@ def normed_linear(
         gate: the activation of the first half, a name that `linear` takes.
         activation, bias, residual, alpha, dtype: as for `linear`; with a gate neither activation
             nor residual.
-        variant: force the one launch ("joined") or the others ("apart"), for tests and benchmarks.
+        variant: force the launch of few rows ("joined"), of a gate ("wgmma", "mma"), or "apart".
 
     Returns:
         [..., n].
@@ -155,22 +156,24 @@ def normed_linear(
         raise ShapeError("normed_linear: expected a gate, or an activation and a residual")
     if (layer and norm is None) or (shift is not None and not layer):
         raise ShapeError("normed_linear: expected norm= with kind='layer', which shift= goes with")
+    numbers = {"alpha": real("normed_linear", "alpha", alpha), **_rounded("normed_linear", dtype)}
+    attrs = _attrs(
+        "normed_linear", variant, gate=opened, kind=kind, eps=epsilon("normed_linear", eps),
+        activation=_activation("normed_linear", activation), **numbers,
+    )  # fmt: skip
+    extras = {"norm": norm, "shift": shift, "bias": bias, "residual": residual}
     if isinstance(weight, Tensor):
-        extras = {"norm": norm, "shift": shift, "bias": bias, "residual": residual}
-        present = {n: t for n, t in extras.items() if t is not None}
-        attrs = _attrs(
-            "normed_linear", variant, alpha=real("normed_linear", "alpha", alpha), gate=opened,
-            kind=kind, eps=epsilon("normed_linear", eps), extras=tuple(present),
-            activation=_activation("normed_linear", activation), **_rounded("normed_linear", dtype),
-        )  # fmt: skip
-        joined = apply_preferred(get("normed_linear"), (x, weight, *present.values()), attrs)
+        joined = _joined(x, weight, extras, attrs)
         if joined is not None:
-            return joined[0]
-    elif variant == "joined":
-        raise DTypeError("normed_linear: expected a weight of floats with variant='joined'")
+            return joined
+    elif variant not in (None, APART):
+        raise DTypeError(f"normed_linear: expected a weight of floats with variant={variant!r}")
     h = x
     if norm is not None:
         h = layer_norm(x, norm, shift, eps) if layer else rms_norm(x, norm, eps)
+        if opened:
+            more: dict[str, Any] = {"alpha": alpha, "dtype": dtype, "variant": variant}
+            return normed_linear(h, weight, gate=gate, bias=bias, **more)
     if not opened:
         return linear(
             h, weight, bias, activation=activation, residual=residual, alpha=alpha, dtype=dtype
@@ -178,6 +181,16 @@ def normed_linear(
     both = linear(h, weight, bias, alpha=alpha, dtype=dtype)
     first, second = both[..., : both.shape[-1] // 2], both[..., both.shape[-1] // 2 :]
     return silu_gate(first, second) if opened == "silu" else GATES[opened](first) * second
+
+
+def _joined(
+    x: Tensor, weight: Tensor, extras: dict[str, Tensor | None], attrs: dict[str, Any]
+) -> Tensor | None:
+    """All of it as one op, where that is preferred."""
+    present = {n: t for n, t in extras.items() if t is not None}
+    operands, attrs = (x, weight, *present.values()), {**attrs, "extras": tuple(present)}
+    results = apply_preferred(get("normed_linear"), operands, attrs)
+    return None if results is None else results[0]
 
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {

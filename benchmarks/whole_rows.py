@@ -1,0 +1,301 @@
+"""Products joined to the norm of their rows: checked, then beside the two launches they replace.
+
+Each tile is first right on odd shapes: rows off every boundary, tails of k, rows with outliers,
+rows far from zero, without bias or residual, against float64. Then `linear` and `layer_norm` with
+the tile, without it, and the product alone, over operands in turn that are more than four times
+the L2 cache. Last MiniLM's forward, f16, 512 x 128 tokens, with the tile and without: sentences a
+second, and what its kernels take when the device times them one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from epilogues import fresh
+from gemv import REPLAYS, ROTATED, round_of
+from measure import Call, Row, alternate, forcing, named, resources, summary
+from random_weights import SPREAD
+
+import centella as ct
+from centella.dtypes import DType, dtype_of, narrow, widen
+from centella.emit.program import Kernel, Program
+from centella.models.bert import BertConfig, BertModel
+from centella.nn.module import Parameter
+from centella.ops.matmul import whole_rows as kernels
+from centella.ops.matmul.problem import LinearAttrs
+from centella.ops.matmul.whole_rows import WHOLE_ROWS, RowsTile
+from centella.ops.norm import NormAttrs
+from centella.specs import Caps
+from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
+from centella.tensors.tensor import apply
+
+Array = np.ndarray[Any, Any]
+EPS = 1e-12  # of a BERT
+SHAPES = ((65536, 384, 384), (65536, 384, 1536))  # MiniLM, 512 x 128: rows, columns, depth
+SMALL = ((131, 128, 72),)
+ODD = ((1, 384, 8), (65, 384, 40), (129, 384, 1536), (777, 64, 136), (300, 320, 31 * 8),
+       (20000, 384, 384))  # fmt: skip
+Shape = tuple[int, int, int]  # depth of a stage, stages, groups of a cluster
+TILES: tuple[Shape, ...] = ((64, 2, 2), (64, 2, 1), (32, 4, 2), (32, 4, 1))  # first the shipped one
+EXTRAS = (("bias", "residual"), ("bias",), ("residual",), ())
+REPLAYED = 1e12  # operations of a replay
+NEAR = 4e-4  # in units of the largest result, beside the rounding of the store
+ENDS = 64  # rows at either end that are compared
+
+
+def title(tile: Shape) -> str:
+    """A tile as it is printed."""
+    alone = "" if tile[2] == 1 else f", clusters of {tile[2]}"
+    return f"whole rows, {tile[0]} deep, {tile[1]} stages{alone}"
+
+
+def forced(tile: Shape) -> AbstractContextManager[Any]:
+    """Let a variant of the tile's title be the kernel on it."""
+
+    def tile_of(form: Any, caps: Caps) -> RowsTile | None:
+        shipped = kernels.tile_of(form, caps)
+        return None if shipped is None else RowsTile(shipped.columns, *tile)
+
+    return forcing(kernels, WHOLE_ROWS, title(tile), tile_of)
+
+
+def joined(name: str, extras: tuple[str, ...]) -> Callable[..., ct.Tensor]:
+    """The product and its norm as one op, by a variant."""
+    attrs = {"linear": LinearAttrs(extras, ""), "norm": NormAttrs("layer", EPS, ("weight", "bias"))}
+    return lambda *tensors: apply("linear_norm", *tensors, variant=name, **attrs)
+
+
+def apart(x: ct.Tensor, w: ct.Tensor, *more: ct.Tensor) -> ct.Tensor:
+    """The two ops, of bias and residual."""
+    bias, residual, weight, shift = more
+    return F.layer_norm(F.linear(x, w, bias, residual=residual), weight, shift, EPS)
+
+
+def alone(x: ct.Tensor, w: ct.Tensor, *more: ct.Tensor) -> ct.Tensor:
+    """The product, with bias and residual."""
+    return F.linear(x, w, more[0], residual=more[1])
+
+
+def operands(m: int, n: int, k: int, extras: tuple[str, ...], dtype: DType) -> list[Array]:
+    """Random x, w, extras, the norm's vectors; some rows have outliers, or are far from zero."""
+    rng = np.random.default_rng(m + n + k)
+    shapes = [(m, k), (n, k), *({"bias": (n,), "residual": (m, n)}[e] for e in extras), (n,), (n,)]
+    values = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    values[0][::7] *= 20
+    values[0][3::11, 0] = 900
+    if "residual" in extras:
+        values[1 + len(extras)][5::13] += 200
+    return [widen(narrow(v, dtype), dtype) for v in values]
+
+
+def wanted(values: list[Array], extras: tuple[str, ...], rows: Array) -> Array:
+    """In float64, of some rows."""
+    x, w, *more = (v.astype(np.float64) for v in values)
+    by_name = dict(zip(extras, more, strict=False))
+    y = x[rows] @ w.T + by_name.get("bias", 0.0)
+    y = y + by_name["residual"][rows] if "residual" in by_name else y
+    centred = y - y.mean(-1, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+    return np.asarray(y * more[-2] + more[-1])
+
+
+def check(device: ct.Device, tile: Shape, dtype: DType, small: bool) -> float:
+    """The largest relative Frobenius error over odd shapes.
+
+    Raises:
+        AssertionError: an element is off by more than its store's rounding and f32 sums explain.
+    """
+    worst = 0.0
+    sizes = SMALL if small else ODD
+    for (m, n, k), extras in itertools.product(sizes, EXTRAS):
+        values = operands(m, n, k, extras, dtype)
+        tensors = [ct.asarray(v, dtype, device) for v in values]
+        with forced(tile):
+            got = widen(joined(title(tile), extras)(*tensors).numpy(), dtype).astype(np.float64)
+        want = wanted(values, extras, np.arange(m))
+        off = np.abs(got - want)
+        near = dtype.epsilon * np.abs(want) + NEAR * np.abs(want).max()
+        assert (off <= near).all(), (title(tile), m, n, k, extras, float(off.max()))
+        worst = max(worst, float(np.linalg.norm(got - want) / np.linalg.norm(want)))
+    return worst
+
+
+def rounds_of(
+    device: ct.Device, tensors: list[list[ct.Tensor]], count: int, op: Callable[..., ct.Tensor]
+) -> tuple[Call, Any, Row]:
+    """Replays of `count` launches, the last result of one, and the first kernel's resources."""
+    programs: list[Program] = []
+    traced = Kernel.program
+
+    def noted(self: Kernel, *args: Any) -> Program:
+        programs.append(traced(self, *args))
+        return programs[-1]
+
+    with mock.patch.object(Kernel, "program", noted):
+        replay = device.compile(lambda: [op(*tensors[i % len(tensors)]) for i in range(count)])
+    got = replay()[-1].astype("f32").numpy()
+    row = resources(device, programs[0]) if programs else {}
+    return round_of(replay, device.synchronize), got, row
+
+
+def whole_rows(args: argparse.Namespace) -> Iterator[Row]:
+    """Every tile checked; both sizes; MiniLM."""
+    dtypes = [dtype_of(kind) for kind in (args.dtypes or "f16").split(",")]
+    tiles = [t for t in TILES if t == TILES[0] or named(title(t), args.tiles)]
+    for name in args.devices:
+        device = ct.device(name)
+        if not device.caps.warpgroups:
+            print(f"{name}: skipped, it has no warpgroups")
+            continue
+        for dtype in dtypes:
+            passed = list(_checked(device, tiles, dtype, args.small))
+            for shape in SMALL if args.small else SHAPES:
+                yield from _timed(device, shape, dtype, passed, args)
+        yield from minilm(device, name, args)
+
+
+def _checked(device: ct.Device, tiles: list[Shape], dtype: DType, small: bool) -> Iterator[Shape]:
+    for tile in tiles:
+        try:
+            worst = check(device, tile, dtype, small)
+        except ct.LimitError as error:
+            print(f"{title(tile)}: skipped, {str(error).splitlines()[0]}")
+        except AssertionError as error:
+            print(f"{title(tile)} {dtype.name}: not timed, past the bound: {error}")
+            if tile == TILES[0]:
+                raise
+        else:
+            print(f"{title(tile)} {dtype.name}: checked, relative error at most {worst:.1e}")
+            yield tile
+
+
+def _timed(
+    device: ct.Device, shape: tuple[int, int, int], dtype: DType, tiles: list[Shape],
+    args: argparse.Namespace,
+) -> Iterator[Row]:  # fmt: skip
+    m, n, k = shape
+    work = 2.0 * math.prod(shape)
+    values = operands(m, n, k, EXTRAS[0], dtype)
+    sets = 1 if args.small else max(2, math.ceil(ROTATED / (2 * m * (k + n))))
+    turned = [{0, 3}.__contains__(i) for i in range(len(values))]  # x and residual
+    tensors = [
+        [ct.asarray(np.roll(v, s, 0) if t else v, dtype, device)
+         for v, t in zip(values, turned, strict=True)]
+        for s in range(sets)
+    ]  # fmt: skip
+    count = 2 if args.small else max(sets, round(REPLAYED / work))
+    contestants: dict[str, Call] = {}
+    kernel: dict[str, Row] = {}
+    for tile in tiles:
+        with forced(tile):
+            op = joined(title(tile), EXTRAS[0])
+            call, got, kernel[title(tile)] = rounds_of(device, tensors, count, op)
+        contestants[title(tile)] = call
+        _compare(got, values, (count - 1) % sets, dtype)
+    with mock.patch.object(kernels, "ORDER", ()), fresh(device):
+        call, got, kernel["apart"] = rounds_of(device, tensors, count, apart)
+        contestants["apart"] = call
+        _compare(got, values, (count - 1) % sets, dtype)
+    contestants["product alone"], _, kernel["product alone"] = rounds_of(
+        device, tensors, count, alone
+    )
+    seconds = alternate(contestants, args.rounds)
+    for who, times in seconds.items():
+        row = summary(times, work * count * REPLAYS / 1e12)
+        print(f"  {who}: {row['seconds'] / count / REPLAYS * 1e6:.1f} us each, {kernel[who]}")
+        yield {"bench": f"product + norm {dtype.name}", "shape": list(shape), "who": who,
+               "unit": "TFLOP/s", **kernel[who], **row}  # fmt: skip
+
+
+def _compare(got: Array, values: list[Array], turn: int, dtype: DType) -> None:
+    """The first and last rows of a turn against float64."""
+    m = len(got)
+    rows = np.unique(np.r_[: min(ENDS, m), max(m - ENDS, 0) : m])
+    rolled = [np.roll(v, turn, 0) if i in (0, 3) else v for i, v in enumerate(values)]
+    want = wanted(rolled, EXTRAS[0], rows)
+    near = 3 * dtype.epsilon * np.abs(want) + 1e-2 * np.abs(want).max()  # apart rounds the sums
+    assert (np.abs(got[rows] - want) <= near).all(), float(np.abs(got[rows] - want).max())
+
+
+# -- MiniLM ----------------------------------------------------------------------------------------
+
+NO_ROWS: tuple[Any, Any] = (kernels, ())
+WAYS: dict[str, list[tuple[Any, Any]]] = {"as chosen": [], "without whole rows": [NO_ROWS]}
+
+
+def model_of(device: ct.Device, small: bool) -> BertModel:
+    """MiniLM-L6's sizes, random weights."""
+    width, layers, heads = (64, 1, 4) if small else (384, 6, 12)
+    config = BertConfig(
+        vocab_size=30522, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * width, max_position_embeddings=512,
+    )  # fmt: skip
+    model, rng = BertModel(config, ct.f16), np.random.default_rng(0)
+    tensors = {}
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Parameter):
+                one = key == "weight" and len(value.shape) == 1
+                data = SPREAD * rng.standard_normal(value.shape).astype(np.float32) + one
+                tensors[f"{path}.{key}" if path else key] = data
+    model.load_parameters(_apart(tensors), device=device, dtype="f16")
+    return model
+
+
+def _apart(tensors: dict[str, Array]) -> dict[str, Array]:
+    """As a checkpoint has them: query, key and value each by itself."""
+    parts: dict[str, Array] = {}
+    for path, data in tensors.items():
+        if ".qkv." in path:
+            for part, rows in zip(("query", "key", "value"), np.split(data, 3), strict=True):
+                parts[path.replace(".qkv.", f".{part}.")] = rows
+        else:
+            parts[path] = data
+    return parts
+
+
+def minilm(device: ct.Device, name: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Ids on the device to pooled vectors there, captured, both ways in turn."""
+    texts, tokens = (4, 40) if args.small else (512, 128)
+    model = model_of(device, args.small)
+    rng = np.random.default_rng(1)
+    ids = ct.asarray(rng.integers(1000, 20000, (texts, tokens), dtype=np.int32), device=device)
+    lengths = ct.asarray(np.full(texts, tokens, np.int32), device=device)
+
+    def embed(ids: ct.Tensor, lengths: ct.Tensor) -> ct.Tensor:
+        return F.l2_normalize(F.mean_pool(model(ids, lengths), lengths).astype("f32"))
+
+    contestants: dict[str, Call] = {}
+    vectors: dict[str, Array] = {}
+    for who, changed in WAYS.items():
+        with ExitStack() as ways:
+            for module, order in changed:
+                ways.enter_context(mock.patch.object(module, "ORDER", order))
+            ways.enter_context(fresh(device))
+            replay = device.compile(embed, ids, lengths)
+            vectors[who] = replay(ids, lengths).numpy()
+            _print_kernels(who, lambda r=replay: r(ids, lengths).numpy())
+        contestants[who] = round_of(lambda r=replay: r(ids, lengths), device.synchronize)
+    first, *others = vectors.values()
+    cosine = min(float(np.min(np.sum(first * other, -1))) for other in others)
+    assert cosine > 0.999, cosine
+    for who, times in alternate(contestants, args.rounds).items():
+        row = summary(times, texts * REPLAYS)
+        yield {"bench": "MiniLM f16, forward", "shape": [texts, tokens], "who": f"{name} {who}",
+               "unit": "sentences/s", "cosine": cosine, **row}  # fmt: skip
+
+
+def _print_kernels(who: str, call: Call) -> None:
+    """What each kernel takes, timed one launch at a time."""
+    call()
+    with ct.ledger(timing=True) as led:
+        call()
+    print(f"  {who}:\n{led}")
+    del led

@@ -1,0 +1,131 @@
+"""Products of one row whose weights the copy engine brings: in the simulator, and as PTX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from centella.dtypes import DType, bf16, f16, f32
+from centella.emit.program import Call
+from centella.emit.ptx import emit_ptx
+from centella.op import op
+from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.streamed import SHARED, shaped, stream_of
+from centella.simulator.run import simulate
+from centella.specs import Caps, make_spec
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.support.attention import CAPS
+from tests.support.launched import laid_out, op_form, parameters, result, rounded, traced
+
+Array = np.ndarray[Any, Any]
+EPS = 1e-5
+
+
+def call_of(
+    name: str, n: int, k: int, y: DType = bf16, gate: str = "", *extras: str, caps: Caps = CAPS
+) -> Call:
+    """The launch of a product of one row: n outputs, of twice as many rows with a gate."""
+    specs = {"norm": (k,), "bias": (n,), "residual": (1, n)}
+    given = tuple(make_spec(specs[e], f32 if e == "bias" else bf16, 16) for e in extras)
+    x, w = make_spec((1, k), bf16, 16), make_spec((2 * n if gate else n, k), bf16, 16)
+    attrs: dict[str, Any] = {"extras": tuple(extras), "activation": "", "alpha": 0.5}
+    if name == "normed_linear":
+        attrs |= {"gate": gate, "eps": EPS}
+    attrs |= {"dtype": y.name} if y is not bf16 else {}
+    (call,) = (
+        op_form(op.get(name), (x, w, *given), (make_spec((1, n), y, 16),), attrs).lower(caps).calls
+    )
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "k", "gate", "extras"),
+    [
+        ("linear", 2, 128, "", ()),
+        ("linear", 38, 1000, "", ("residual",)),
+        ("linear", 530, 264, "", ("bias",)),
+        ("normed_linear", 270, 648, "", ("norm",)),
+        ("normed_linear", 300, 136, "silu", ("norm",)),
+        ("normed_linear", 6, 520, "silu", ()),
+    ],
+)
+@pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+def test_it_equals_float64(
+    name: str, n: int, k: int, gate: str, extras: tuple[str, ...], dtype: DType
+) -> None:
+    """Odd numbers of outputs and columns; several blocks a group, stages that come round."""
+    call = call_of(name, n, k, dtype, gate, *extras)
+    assert call.kernel.name == "streamed"
+    rng, ir = np.random.default_rng(n), traced(call)
+    arrays = [rng.standard_normal(r.spec.shape) for r in call.tensors[:-1]]
+    x, w, *more = (rounded(a, r.spec.dtype) for a, r in zip(arrays, call.tensors, strict=False))
+    words = [laid_out(a, r.spec) for a, r in zip(arrays, call.tensors, strict=False)]
+    words.append(laid_out(None, call.tensors[-1].spec))
+    simulate(ir, words, parameters(call, ir), call.groups)
+    vectors = {
+        e: v.reshape(-1)[: k if e == "norm" else n] for e, v in zip(extras, more, strict=True)
+    }
+    x, w = x.reshape(1, k), w.reshape(-1, k)
+    if "norm" in vectors:
+        x = x / np.sqrt((x * x).mean() + EPS) * vectors["norm"]
+    y = 0.5 * (x @ w.T)
+    if gate:
+        y = y[:, :n] / (1 + np.exp(-y[:, :n])) * y[:, n:]
+    wanted = y + vectors.get("bias", 0) + vectors.get("residual", 0)
+    got = result(call, words).reshape(1, -1)[:, :n]
+    size = np.abs(wanted).max()
+    np.testing.assert_allclose(
+        got, wanted, rtol=4 * dtype.epsilon, atol=max(dtype.epsilon, 1e-5) * size
+    )
+
+
+def test_which_products_are_streamed() -> None:
+    """One row of bf16 on Hopper, of whole chunks; not in the simulator, unless by name."""
+    assert call_of("linear", 64, 1024).kernel.name == "streamed"
+    for caps in (replace(CAPS, arch="sm_100"), replace(CAPS, arch="sm_80"), Caps("ir")):
+        assert call_of("linear", 64, 1024, caps=caps).kernel.name != "streamed"
+    assert call_of("linear", 64, 1020).kernel.name != "streamed"
+    x, w, y = (
+        make_spec((1, 256), f16, 16),
+        make_spec((64, 256), f16, 16),
+        make_spec((1, 64), f16, 16),
+    )
+    (call,) = (
+        op_form(op.get("linear"), (x, w), (y,), {"extras": (), "activation": ""}).lower(CAPS).calls
+    )
+    assert call.kernel.name != "streamed"
+
+
+def test_groups_leave_room_for_one_of_attention() -> None:
+    for n, k, halves in ((6144, 2560, 1), (2560, 4096, 1), (9728, 2560, 2), (2560, 9728, 1)):
+        problem = Problem(1, 1, n, k, k, k, n, 0, 0, 0, True, True)
+        tile = stream_of(problem, (bf16, bf16, bf16), halves, True, CAPS)
+        assert tile is not None
+        assert tile.stages * tile.stage_bytes(halves) > SHARED // 2
+        assert shaped(tile, problem, halves, True, SHARED // 2).stages < tile.stages
+
+
+@needs_ptxas
+@pytest.mark.parametrize("normed", [False, True])
+def test_weights_are_asked_for_before_the_wait(normed: bool, tmp_path: Path) -> None:
+    """So are the norm's weights; x is not, and does not pass by the read-only cache."""
+    call = (
+        call_of("normed_linear", 9728, 2560, bf16, "silu", "norm")
+        if normed
+        else call_of("linear", 2560, 9728, bf16, "", "residual")
+    )
+    ir = traced(call)
+    names = [a.name for a in ir.args]
+    assert [names[i] for i in ir.early] == (["w", "norm"] if normed else ["w"])
+    text = emit_ptx(ir, "sm_90a")
+    before, wait, behind = text.partition("griddepcontrol.wait;")
+    assert wait and "griddepcontrol.wait" not in behind
+    assert "cp.async.bulk.tensor" in before and "griddepcontrol.launch_dependents" in before
+    assert ("ld.global.nc" in before) == normed and "ld.global.nc" not in behind
+    report, _ = assemble(text, "sm_90a", tmp_path)
+    registers, spilled = resources(report)
+    assert spilled == 0 and registers * ir.workgroup <= 32_768
