@@ -17,6 +17,8 @@ from pathlib import Path
 from measure import Row
 from msgspec import Struct
 
+import centella as ct
+
 SCRIPT = Path(__file__).with_name("run.py")
 LEAST = 20.0  # seconds: with less left no case begins
 WIDE = 30  # characters of a name in the table
@@ -28,12 +30,14 @@ class Case(Struct, frozen=True):
     Attributes:
         words: of the command line; seconds: that it is expected to take on one H200.
         cpu: whether it runs without a GPU, and on the CPU alone.
+        cards: whether it runs on all CUDA devices that are here, two or more.
     """
 
     name: str
     words: str
     seconds: int
     cpu: bool = False
+    cards: bool = False
 
 
 CASES = (
@@ -59,6 +63,8 @@ CASES = (
     Case("generate-batches", "generate --rows 4,8,16,64 --prompt 1024", 100),
     Case("llama-batches", "llama --rows 4,8,16,64 --shapes 4b --prompt 1024", 60),
     Case("million", "million --model {model}", 70),
+    Case("several", "several --dtypes f16 --model {model}", 60, cards=True),
+    Case("generate-compiled", "generate --rows 1 --shapes 4b --prompt 512 --compile", 150),
     Case("first-text-large", "first --shapes whisper-large-v3", 50),
     Case("search-1e7", "search --shapes 1e7", 80),
     Case("cpu-speech", "transcribe --shapes tiny", 60, cpu=True),
@@ -91,7 +97,9 @@ def run(case: Case, args: argparse.Namespace, folder: Path, limit: float) -> boo
     anything = args.small or case.name in WEBGPU
     devices = [name for name in args.devices if anything or name.startswith("cuda")]
     devices = ["cpu"] if case.cpu else devices
-    if not devices:
+    if case.cards and not args.small:
+        devices = [name for name in ct.devices() if name.startswith("cuda")]
+    if len(devices) < (2 if case.cards and not args.small else 1):
         print(f"{case.name}: skipped, no device for it is here", flush=True)
         return False
     words = case.words.format(model=args.model).split()

@@ -72,6 +72,7 @@ from centella.tensors.tensor import Tensor, fetch
 
 if TYPE_CHECKING:  # which is to say itself what there is not
     from centella import serving  # loads asyncio: with its first use
+    from centella.tasks.transcribe import Transcriber  # and this what sound alone needs
 else:
     from centella.lookup import module_dir as __dir__  # noqa: F401  # Python calls both
     from centella.lookup import module_getattr as __getattr__  # noqa: F401
@@ -126,6 +127,7 @@ __all__ = [
     "TokenClassifier",
     "TokenLogprobs",
     "TraceError",
+    "Transcriber",
     "TransferForbidden",
     "UserKernel",
     "WeightsError",

@@ -1,19 +1,24 @@
-"""What `centella` answers for a name that it has not: a module that is to load now, or an error."""
+"""What `centella` answers for a name that it has not: what is to load now, or an error."""
 
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from importlib import import_module
 
 from centella.tensors.hints import module_missing
 
+# The files of classes that few programs need: these load the operations of sound.
+LATER: dict[str, str] = {"Transcriber": "centella.tasks.transcribe"}
 
-def module_getattr(name: str) -> ModuleType:
-    """The `__getattr__` of `centella`: modules that load with their first use.
+
+def module_getattr(name: str) -> object:
+    """The `__getattr__` of `centella`: what loads with its first use.
 
     Raises:
         AttributeError: for any other name; with what to write, where that is known.
     """
+    if name in LATER:
+        return getattr(import_module(LATER[name]), name)
     if name != "serving":
         raise module_missing(name)
     import centella.serving as serving  # `from centella` would ask here again

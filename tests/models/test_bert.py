@@ -115,12 +115,31 @@ def gelu_tanh(x: Array) -> Array:
     return y
 
 
+def gelu(x: Array) -> Array:
+    y: Array = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    return y
+
+
+def silu(x: Array) -> Array:
+    y: Array = x / (1 + np.exp(-x))
+    return y
+
+
+# As `transformers.activations` has them.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu": gelu,
+    "gelu_python": gelu,
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_python_tanh": gelu_tanh,
+    "gelu_accurate": gelu_tanh,
+    "gelu_fast": lambda x: 0.5 * x * (1 + np.tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": silu,
+    "swish": silu,
+    "tanh": np.tanh,
 }
 
 

@@ -154,6 +154,10 @@ def test_configs_as_their_authors_wrote_them() -> None:
     assert (modern.windows, modern.rope_of) == ((-1, 5, -1, 5), (0, 1, 0, 1))
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 5,
+            "long_factor": [2.0] * 5, "original_max_position_embeddings": 16}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "edit", "text"),
     [
@@ -166,8 +170,7 @@ def test_configs_as_their_authors_wrote_them() -> None:
         ("nomic", {"head_dim": 8}, "head_dim: expected 10, got 8"),
         ("gte", {"rope_scaling": {"type": "ntk"}}, "factor: expected a positive number, got None"),
         ("gte", {"rope_scaling": 3}, "rope_scaling: expected an object, got 3"),
-        ("nomic", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-         "rope_type: expected default, .*, got 'dynamic'"),
+        ("nomic", {"rope_parameters": LONGROPE}, "rope_type: expected default, .*, got 'longrope'"),
         ("modernbert", {"local_attention": "8"}, "local_attention: expected a whole number over 0"),
         ("modernbert", {"layer_types": ["full"]}, "layer_types: expected 4 of full_attention, .*"),
         ("albert", {"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 10000, .*"),
@@ -181,9 +184,8 @@ def test_configs_that_are_refused(name: str, edit: dict[str, Any], text: str) ->
 
 def test_decoders_that_do_not_embed() -> None:
     values = config_of("qwen3-embed")
-    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     for edit, text in (
-        ({"rope_parameters": dynamic}, "rope_type: expected default, .*, got 'dynamic'"),
+        ({"rope_parameters": LONGROPE}, "rope_type: expected default, .*, got 'longrope'"),
         ({"use_bidirectional_attention": "yes"}, "expected true or false, got 'yes'"),
     ):
         with pytest.raises(WeightsError, match=text):

@@ -12,10 +12,11 @@ import pytest
 
 import centella as ct
 from centella.errors import ShapeError, WeightsError
-from centella.models.llama import LlamaModel
+from centella.models.llama import MLP, LlamaModel
 from centella.models.llama_config import FAMILIES, LlamaConfig
 from centella.models.rope import Rope
 from centella.tasks.load import load
+from tests.models.test_bert import ACTIVATIONS
 from tests.support.model_common import DATA
 
 FOLDER = DATA / "decoders"
@@ -115,7 +116,8 @@ def test_keys_and_values_in_i8(device: ct.Device, name: str) -> None:
 # this spread amplify roundings; bf16 is 8 times coarser.
 NARROW = {
     "gemma2": (0.0036, 0.032), "gemma3": (0.0016, 0.012), "granite": (0.0014, 0.0134),
-    "llama": (0.0041, 0.0343), "llama-bias": (0.0027, 0.0234), "mistral": (0.0036, 0.030),
+    "llama": (0.0041, 0.0343), "llama-bias": (0.0027, 0.0234), "llama-dynamic": (0.0023, 0.0216),
+    "mistral": (0.0036, 0.030),
     "olmo2": (0.0013, 0.0101), "phi3": (0.0030, 0.0221), "phi4-mini": (0.0033, 0.0241),
     "qwen2": (0.0034, 0.0272), "qwen3": (0.0018, 0.0144), "qwen3-moe": (0.0012, 0.0092),
     "smollm3": (0.0029, 0.0274),
@@ -145,6 +147,12 @@ def test_narrow_dtypes(device: ct.Device, name: str, dtype: str) -> None:
         ("llama", {"rope_parameters": {"rope_type": "su"}}, "rope_type: expected default"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor: expected a positive"),
         ("phi3", {"partial_rotary_factor": 0.1, "rope_parameters": None}, "rotary columns"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, since heads"),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor: expected 1, since heads of this family turn as a whole",
+        ),
         ("qwen3-moe", {"num_local_experts": None}, "num_local_experts: expected a whole number"),
         ("qwen3-moe", {"num_experts": 0}, "num_experts: expected a whole number over 0"),
         ("qwen3-moe", {"num_experts_per_tok": 8}, "num_experts_per_tok: expected at most 7, got 8"),
@@ -222,7 +230,7 @@ DIVISORS = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0, "dim": 2}, "rotary columns: expected 4 or more"),
+        ({"rope_type": "dynamic"}, "factor: expected a positive number for rope_type dynamic"),
         ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, "rope_theta: expected a number ov"),
         ({"rope_type": "yarn"}, "factor: expected a positive number for rope_type yarn, got None"),
         ({"rope_type": "yarn", "factor": 2.0, "truncate": "no"}, "truncate: expected true or fals"),
@@ -292,6 +300,24 @@ def test_older_fields_say_the_same() -> None:
     assert LlamaConfig.from_dict({**qwen, "use_sliding_window": False}).windows == (0, 0, 0)
 
 
+@pytest.mark.parametrize("name", ["swish", "quick_gelu", "gelu_fast", "tanh"])
+def test_gates_have_a_name(name: str) -> None:
+    config = LlamaConfig.from_dict({**config_of("llama"), "hidden_act": name})
+    rng, inner = np.random.default_rng(1), config.intermediate_size
+    both, down, x = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((2 * inner, config.hidden_size), (config.hidden_size, inner), (1, 3, 48))
+    )
+    mlp = MLP(config)
+    named = {"gate_proj.weight": both[:inner], "up_proj.weight": both[inner:],
+             "down_proj.weight": down}  # fmt: skip
+    mlp.load_parameters(named, device="cpu")
+    y = x.astype(np.float64) @ both.T
+    wanted = (ACTIVATIONS[name](y[..., :inner]) * y[..., inner:]) @ down.T
+    got = mlp(ct.asarray(x, device="cpu"), None).numpy()
+    np.testing.assert_allclose(got, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_longrope_by_length() -> None:
     values = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
               "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 32,
@@ -313,6 +339,10 @@ def test_bad_calls(tmp_path: Path) -> None:
         model(ct.asarray(np.zeros(3, np.int32), device="cpu"))
     with pytest.raises(ShapeError, match="capacity of up to 128 tokens"):
         model.past(1, 129)
+    dynamic = model_of("llama-dynamic", ct.device("cpu"))
+    text = r"capacity of up to 128 tokens .*, got 129; beyond it rope_type dynamic has other freq"
+    with pytest.raises(ShapeError, match=text):
+        dynamic(ct.asarray(np.zeros((1, 129), np.int32), device="cpu"))
     past = model.past(1, 8)
     with pytest.raises(ct.KVCacheFullError, match="no room for 9 more"):
         model(ct.asarray(np.zeros((1, 9), np.int32), device="cpu"), past)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,17 @@ def test_all_cases_in_a_budget(tmp_path: Path) -> None:
     assert "search, f16 5000x1 cpu: " in ran.stdout  # the table
     assert "no time was left for: --cases generate-8b" in ran.stdout
     assert json.loads((tmp_path / "here-search.json").read_text())["rows"]
+
+
+def test_several_cards_are_a_case_where_they_are(tmp_path: Path) -> None:
+    """Without two cards it is left out, and says so; tiny, it runs on what there is."""
+    command = [sys.executable, str(SCRIPT), "all", "--devices", "cpu", "--name", "here", "--cases",
+               "several", "--json", str(tmp_path), "--model", str(TINY_BERT)]  # fmt: skip
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=hidden)
+    assert "several: skipped, no device for it is here" in ran.stdout
+    ran = subprocess.run([*command, "--small"], capture_output=True, text=True, check=True)
+    assert "encode on several, f16 200 cpu: " in ran.stdout, ran.stdout
 
 
 def test_rows_are_written_as_they_come(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ BELOW: dict[str, set[str]] = {
     "serving": {"tasks"},
     "check": {"tasks", "__init__"},
     "cli": {"check", "__init__"},
-    "lookup": {"serving"},
+    "lookup": {"serving", "tasks"},
     "__init__": {"lookup"},
     "__main__": {"cli"},
     "__pyinstaller": {"backends"},

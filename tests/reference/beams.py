@@ -103,6 +103,14 @@ def asked() -> Iterator[tuple[str, list[list[int]], dict[str, Any], list[int]]]:
     for stop, prompts, ends in (("M m", [whole], []), (" oq", [whole[:9], whole], [47])):
         stops: dict[str, Any] = {"stop": [stop, "Xlan"]}
         yield "qwen3", prompts, {"beam": 4, "n": 4, "max_new_tokens": 30, **stops}, ends
+    whole = ids_of("phi4-mini")  # whose frequencies change after 32 tokens
+    for length in (24, 31, 32, 33):
+        options = {"beam": 4, "n": 3, "max_new_tokens": 30 if length == 24 else 6}
+        yield "phi4-mini", [whole[:length]], options, []
+    two = [whole[:20], whole[5:25]]
+    for ends in ([226, 145, 265], [298, 222]):  # the first prompt's search ends before, and after
+        options = {"beam": 3, "n": 2, "max_new_tokens": 25, "early_stopping": True}
+        yield "phi4-mini", two, options, ends
 
 
 def main() -> None:

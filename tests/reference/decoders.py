@@ -8,6 +8,7 @@ Writes `tests/data/decoders/FAMILY/`: config.json, model.safetensors (bf16), and
     logits  f32 [2, 37, vocab] of each position
     greedy  i32 [40]           the most likely token, forty times, after ids[0]
     short   f32 [2, 24, vocab] of the first 24 tokens alone; where frequencies depend on the length
+    across  i32 [40]           as greedy, after the first 24 tokens of ids[0]; there, too
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                    "attention_bias": True, "mlp_bias": True,
                    "rope_parameters": {"rope_type": "linear", "factor": 2.0,
                                        "rope_theta": 10000.0}}),
+    "llama-dynamic": ("LlamaConfig", {"num_attention_heads": 4, "num_hidden_layers": 2,
+                      "vocab_size": 160,
+                      "rope_parameters": {"rope_type": "dynamic", "factor": 2.0,
+                                          "rope_theta": 10000.0,
+                                          "original_max_position_embeddings": 16}}),
     "mistral": ("MistralConfig", {"head_dim": 16, "sliding_window": 12}),
     "qwen2": ("Qwen2Config", {"num_attention_heads": 4, "use_sliding_window": True,
               "sliding_window": 9, "max_window_layers": 1, "tie_word_embeddings": True}),
@@ -97,7 +103,7 @@ def make(family: str) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
-    ids = torch.randint(3, SIZES["vocab_size"], (2, TOKENS))
+    ids = torch.randint(3, config.vocab_size, (2, TOKENS))
     with torch.no_grad():
         logits = model(ids).logits
         row = ids[:1]
@@ -110,6 +116,9 @@ def make(family: str) -> None:
         short = {}
         if config.rope_parameters.get("rope_type") == "longrope":
             short["short"] = model(ids[:, :SHORT]).logits.float().numpy()
+            told = model.generate(ids[:1, :SHORT], max_new_tokens=GREEDY, do_sample=False,
+                                  eos_token_id=None)  # fmt: skip
+            short["across"] = told[0, SHORT:].int().numpy()
     np.savez_compressed(
         folder / "expected.npz", ids=ids.int().numpy(), logits=logits.float().numpy(),
         greedy=row[0, TOKENS:].int().numpy(), **short,

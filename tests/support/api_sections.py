@@ -111,7 +111,7 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "load Embedder centella.tasks.embeddings:Embeddings centella.tasks.embeddings:Cut "
         "centella.tasks.chunks:Chunk Generator Generation Stream Scheduler Request TokenLogprobs "
         "Sampling "
-        "centella.tasks.transcribe:Transcriber centella.tasks.transcribe:Transcript "
+        "Transcriber centella.tasks.transcribe:Transcript "
         "centella.tasks.transcription:Transcription centella.tasks.speech_options:Options "
         "serving serving.Batcher Index Matches Classifier TokenClassifier Label Ranked Span",
     ),

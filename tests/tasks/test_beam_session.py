@@ -23,9 +23,10 @@ from tests.tasks.test_generate import EVERY, FOLDER, TEXT, generator, host
 from tests.tasks.test_logprobs import log_softmax
 
 CASES: list[dict[str, Any]] = json.loads((DATA / "beams.json").read_text())
-# Windows, experts, several ends, many beams, a batch, strings that end texts.
-FEW = [1, 11, 27, 51, 52, 57, 58]
-QUICK = [26, 56]  # of few steps, for the simulator
+# Windows, experts, several ends, many beams, a batch, strings that end texts; frequencies that
+# change with the length, of one prompt and of two whose first search ends before.
+FEW = [1, 12, 28, 52, 53, 58, 59, 60, 64]
+QUICK = [27, 57, 61]  # of few steps, for the simulator
 
 
 def named(i: int) -> str:
@@ -132,6 +133,38 @@ def test_unequal_prompts_get_what_each_gets_alone(device: ct.Device) -> None:
     np.testing.assert_allclose(scores, own, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cache", [None, "i8"])
+def test_prompts_turn_by_their_own_lengths(cache: Any) -> None:
+    """Whatever the lengths beside them: before, across and beyond the trained length, of 32."""
+    model = load(FOLDER / "phi4-mini", "cpu", "f32", task="generate")
+    whole = np.load(FOLDER / "phi4-mini" / "expected.npz")["ids"].ravel().tolist()
+    prompts = [whole[:20], whole[5:25], whole[:70], whole[:9], whole[:3], whole[:33], whole[:64]]
+    for tokens in (12, 13, 25, 58):
+        options: dict[str, Any] = {"beam": 3, "n": 2, "max_new_tokens": tokens,
+                                   "ignore_eos": True, "cache": cache}  # fmt: skip
+        together = model.generate(prompts, **options)
+        alone = [one for prompt in prompts for one in model.generate(prompt, **options)]
+        assert [one.ids for one in together] == [one.ids for one in alone]
+        assert {len(one.ids) for one in together} == {tokens}
+
+
+def test_texts_beyond_the_trained_length_are_read_again_by_whole_blocks() -> None:
+    """What all beams begin with is read once; the pool has room for every length."""
+    whole = np.load(FOLDER / "phi4-mini" / "expected.npz")["ids"].ravel().tolist()
+    for trained in (63, 64, 65, 70):
+        model = load(FOLDER / "phi4-mini", "cpu", "f32", task="generate")
+        (turn,) = model.model.config.ropes
+        turn._values["original_max_position_embeddings"] = trained
+        for length in (trained - 1, trained, 40):
+            prompt = (whole * 2)[:length]
+            options: dict[str, Any] = {"beam": 3, "max_new_tokens": trained + 9 - length}
+            found = model.generate([prompt, prompt[::-1]], n=3, ignore_eos=True, **options)
+            wanted = [
+                searched(model, ids, trained + 9 - length, 3) for ids in (prompt, prompt[::-1])
+            ]
+            assert [one.ids for one in found] == [ids for each in wanted for ids in each]
+
+
 def test_one_beam_is_the_likeliest_token() -> None:
     model = host()
     options: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True}
@@ -223,7 +256,7 @@ def test_a_step_is_one_submission_and_eight_bytes_a_candidate(
     session = model._sessions._beams
     assert session is not None
     with ct.ledger() as led:
-        session._step.fetch(8, None).result()
+        session._step.fetch(8, None, model.context).result()
     led.expect(uploads=0, submissions=1, allocations=0, compiles=0, plans=0, downloads=1)
 
 

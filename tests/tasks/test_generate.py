@@ -193,6 +193,9 @@ def test_context_is_the_end() -> None:
     model = host()
     made = model.generate([5] * 100, max_new_tokens=100, ignore_eos=True)
     assert (len(made.ids), made.finish) == (28, "context")
+    dynamic = generator(ct.device("cpu"), "llama-dynamic")
+    with pytest.raises(ShapeError, match="the context of the model, got 200; beyond it rope_type"):
+        dynamic.generate([5] * 200)
     with pytest.raises(ShapeError, match="fewer than 128 tokens, the context of the model"):
         model.generate([5] * 128)
 

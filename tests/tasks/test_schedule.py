@@ -534,7 +534,7 @@ def test_a_guess_withholds_nobody(host: ct.Generator) -> None:
     awaited = 0
     while True:
         before = {id(job): job.submitted for job in jobs.running if job.submitted < job.steps}
-        awaited += jobs._ahead is not None and any(job.lookup for job in jobs._ahead.jobs)
+        awaited += any(job.lookup for ahead in jobs._ahead for job in ahead.jobs)
         more = scheduler.step()
         for job in jobs.running:
             assert job.submitted > before.get(id(job), -1)
@@ -638,3 +638,47 @@ def test_memory_in_i8_has_more_blocks(host: ct.Generator) -> None:
     assert abs(narrow.shape[1] / wide.shape[1] - 4 * dim / (dim + 4)) < 0.2
     with pytest.raises(DTypeError, match='Scheduler: cache: expected "i8" or None, got'):
         ct.Scheduler(host, cache=8)  # type: ignore[arg-type]
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("draft", [None, "lookup"])
+def test_requests_across_the_trained_length(device: ct.Device, draft: Any) -> None:
+    """Each is read again where its rotary frequencies change, and nothing of others changes."""
+    pytest.importorskip("tokenizers")
+    folder = DATA / "decoders" / "phi4-mini"
+    model, stored = load(folder, device, "f32", task="generate"), np.load(folder / "expected.npz")
+    short, long = stored["ids"][0, :24].tolist(), stored["ids"][1].tolist()
+    drawn = {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2, "presence_penalty": 0.1}
+    asked: Asked = [
+        (row, {"max_new_tokens": most, "ignore_eos": True, **sampling})
+        for row in (short, long, long[:9], short) for most in (3, 40)
+        for sampling in ({}, drawn)
+    ]  # fmt: skip
+    with ct.Scheduler(model, max_batch=5, tokens=448, background=False) as scheduler:
+        assert scheduler.context == 128  # all positions, and not those that were trained
+        made = run(scheduler, [(ids, {**options, "draft": draft}) for ids, options in asked])
+        several = scheduler.submit(short, n=3, max_new_tokens=40, ignore_eos=True, draft=draft)
+        assert [r.result().ids for r in several] == [stored["across"].tolist()] * 3
+        again = scheduler.submit(long * 2, max_new_tokens=3, ignore_eos=True)
+        whole = again.result().ids
+    assert [m.ids for m in made] == [m.ids for m in alone(model, asked)]
+    assert made[2].ids == stored["across"].tolist()
+    assert whole == model.generate(long * 2, max_new_tokens=3, ignore_eos=True).ids
+
+
+def test_blocks_are_shared_among_texts_of_the_same_frequencies() -> None:
+    """Keys of a text that has grown long are not those of a short one, though its tokens are."""
+    pytest.importorskip("tokenizers")
+    model = load(DATA / "decoders" / "phi4-mini", "cpu", "f32", task="generate")
+    (turn,) = model.model.config.ropes
+    turn._values["original_max_position_embeddings"] = 70  # a block, and a little
+    prompt = np.random.default_rng(1).integers(3, 300, 100).tolist()
+    options: dict[str, Any] = {"max_new_tokens": 4, "ignore_eos": True}
+    with ct.Scheduler(model, background=False) as scheduler:
+        for length, reused in ((100, 0), (66, 0), (69, 64), (80, 64), (65, 64)):
+            before = scheduler.reused_tokens
+            made = scheduler.submit(prompt[:length], **options).result()
+            assert made.ids == model.generate(prompt[:length], **options).ids
+            assert scheduler.reused_tokens - before >= reused
+            if length == 66:
+                assert scheduler.reused_tokens == before

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError
-from centella.models.rope import Rope
 from centella.tasks.load import load
 from centella.tasks.pieces import Stops, Text
 from tests.tasks.test_generate import FOLDER, TEXT, host
@@ -109,28 +107,52 @@ def test_a_short_prompt_leaves_a_long_conversation_in_memory() -> None:
     assert len(model._sessions.idle) == 2
 
 
-def rope(kind: str, **values: Any) -> Rope:
-    stated = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64, **values}
-    return Rope(stated, 16, 128, "here")
+def test_frequencies_follow_the_tokens() -> None:
+    """Those that there are, and neither the capacity nor the tokens that may come."""
+    model = load(FOLDER / "phi4-mini", "cpu", "f32")
+    (rope,) = model.model.config.ropes
+    one = model._sessions.take([[5] * 20], 80)
+    for length in (20, 32, 33, 70, 7):
+        one.start([[5] * length])
+        assert one.rows == [[5] * length]
+        assert one.reach == (32 if length <= 32 else 128)
+        cos, _ = one.past.tables[0]
+        assert np.array_equal(rope.tables(length)[0], cos.numpy()[:length])
+    assert (one.shared([[5] * 9]), one.shared([[5] * 40])) == (7, 0)
 
 
-@pytest.mark.parametrize(
-    "made",
-    [rope("longrope", short_factor=[1.0] * 8, long_factor=[2.0] * 8), rope("dynamic")],
-    ids=["longrope", "dynamic"],
-)
-def test_frequencies_follow_the_tokens(made: Rope) -> None:
-    """Not the capacity, which is rounded up; and not those of the session before."""
-    model = load(FOLDER / "qwen3", "cpu", "f32")
-    model.model.config = replace(model.model.config, ropes=(made,))
-    short = model._sessions.take([[5] * 20], 40)
-    assert np.array_equal(made.tables(40)[0], short.past.tables[0][0].numpy()[:40])
-    model._sessions.keep(short)
-    long = model._sessions.take([[5] * 20], 80)
-    assert long is not short
-    assert np.array_equal(made.tables(80)[0], long.past.tables[0][0].numpy()[:80])
-    model._sessions.keep(long)
-    assert model._sessions.take([[5] * 20], 30) is short
+def across() -> tuple[list[int], list[int]]:
+    """A prompt of 24 tokens, and the forty that transformers generates; 32 have been trained."""
+    stored = np.load(FOLDER / "phi4-mini" / "expected.npz")
+    return stored["ids"][0, :24].tolist(), stored["across"].tolist()
+
+
+@pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
+@pytest.mark.parametrize("options", [{}, {"draft": "lookup"}, {"draft": "itself"}, {"logprobs": 1}],
+                         ids=["plain", "lookup", "draft", "logprobs"])  # fmt: skip
+def test_tokens_across_the_trained_length(device: ct.Device, options: dict[str, Any]) -> None:
+    """The text so far is read again with the other frequencies, whatever else may come."""
+    model, (prompt, tokens) = load(FOLDER / "phi4-mini", device, "f32"), across()
+    if options.get("draft") == "itself":
+        options = {"draft": model}
+    for most in (40, 1, 8, 9, 10, 17):
+        made = model.generate(prompt, max_new_tokens=most, ignore_eos=True, **options)
+        assert made.ids == tokens[:most]
+    more = model.generate([*prompt, *tokens[:5]], max_new_tokens=35, ignore_eos=True, **options)
+    assert more.ids == tokens[5:]
+
+
+def test_rows_turn_by_their_own_lengths() -> None:
+    """Whatever the lengths and the number of the rows beside them."""
+    model, (prompt, tokens) = load(FOLDER / "phi4-mini", "cpu", "f32"), across()
+    rows = [prompt, [*prompt, *tokens[:9]], prompt[:3], [*prompt, *tokens[:5]], prompt]
+    drawn = {"temperature": 1.0, "presence_penalty": 0.2, "repetition_penalty": 1.2}
+    for sampling in ({}, drawn):
+        options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, **sampling}
+        several = model.generate(rows, n=2, seed=7, **options)
+        for number, made in enumerate(several):
+            row = rows[number // 2]
+            assert made.ids == model.generate(row, seed=7 + number, **options).ids
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

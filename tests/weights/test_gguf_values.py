@@ -155,6 +155,15 @@ def test_values_that_converters_write(name: str, tmp_path: Path) -> None:
     assert replace(two, ropes=one.ropes) == one
 
 
+@pytest.mark.parametrize("name", ["granite", "qwen3", "phi3"])
+def test_columns_that_turn_are_those_of_the_file(name: str, tmp_path: Path) -> None:
+    """Of every family, as llama.cpp has it."""
+    path = tmp_path / "model.gguf"
+    write(folder_of(name, tmp_path), path)
+    config = config_values(changed(open_gguf(path), {f"{name}.rope.dimension_count": 6}))
+    assert [rope.dim for rope in LlamaConfig.from_dict(config).ropes] == [6]
+
+
 def test_windows_of_an_architecture_without_them(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write(FOLDER / "olmo2", path)

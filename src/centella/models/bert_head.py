@@ -62,7 +62,7 @@ class LabelConfig(BertConfig, frozen=True):
         activation = ACTIVATIONS.get(named, "") if isinstance(named, str) else usual
         pooling, problem = values.get("classifier_pooling", "cls"), values.get("problem_type")
         for name, value, known in (
-            ("classifier_activation", activation, {*ACTIVATIONS.values(), "tanh"}),
+            ("classifier_activation", activation, set(ACTIVATIONS.values())),
             ("classifier_pooling", pooling, ("cls", "mean")),
             ("problem_type", problem, (None, *PROBLEMS)),
         ):

@@ -14,12 +14,12 @@ from centella.weights.model_files import show
 
 # The activation that `nn.Linear` has, by the name that transformers gives it.
 ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-}
+    "gelu": "gelu", "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",  # the same, written otherwise
+    "quick_gelu": "gelu_quick",
+    "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh", "swish": "silu", "silu": "silu",
+}  # fmt: skip
 
 LARGEST = 2**31 - 1  # of a whole number
 # Of whole numbers that lists are made of.

@@ -173,6 +173,8 @@ class LlamaModel(Module):
     ) -> Past[KVCache]:  # fmt: skip
         """An empty past for `batch` sequences of up to `capacity` tokens.
 
+        Where rotary frequencies depend on the length of a text, they are those of `capacity`.
+
         Args:
             dtype: storage of keys and values: that of activations, or i8.
 
@@ -184,7 +186,7 @@ class LlamaModel(Module):
         if capacity > most:
             raise ShapeError(
                 f"{type(self).__name__}: expected a capacity of up to {most:,} tokens "
-                f"(max_position_embeddings), got {capacity:,}"
+                f"(max_position_embeddings), got {capacity:,}{c.limit}"
             )
         cache = KVCache(
             batch, c.num_key_value_heads, c.head_dim, capacity, num_layers=c.num_hidden_layers,
@@ -192,9 +194,15 @@ class LlamaModel(Module):
         )  # fmt: skip
         return Past(cache, *self.rotary(capacity, where_to))
 
-    def rotary(self, capacity: int, device: Device) -> tuple[tuple[Tables, ...], Tables]:
-        """What a `Past` of that capacity has beside its cache: tables that turn, and still ones."""
-        tables = [tuple(asarray(t, device=device) for t in r.tables(capacity))
+    def rotary(
+        self, capacity: int, device: Device, length: int | None = None
+    ) -> tuple[tuple[Tables, ...], Tables]:
+        """What a `Past` of that capacity has beside its cache: tables that turn, and still ones.
+
+        Args:
+            length: tokens of the text, as for `Rope.tables`.
+        """
+        tables = [tuple(asarray(t, device=device) for t in r.tables(capacity, length))
                   for r in self.config.ropes]  # fmt: skip
         ones = full((capacity, 1), 1.0, device=device)
         return tuple((cos, sin) for cos, sin in tables), (ones, ones * 0.0)

@@ -29,6 +29,7 @@ class Traits(Struct, frozen=True):
             "even"; under `use_sliding_window` "used" (all), "later" (from `max_window_layers` on)
             or "unturned" (those without rotary embedding); or the period of the full layers ("6":
             every sixth).
+        partial: whether `partial_rotary_factor` is read; heads of the others turn as a whole.
         experts: whether layers have a mixture of experts, but those that `mlp_only_layers` and
             `decoder_sparse_step` leave out.
         defaults: fields with another default than Llama's.
@@ -42,6 +43,7 @@ class Traits(Struct, frozen=True):
     scaled_embedding: bool = False
     fused: bool = False
     windows: str = ""
+    partial: bool = False
     experts: bool = False
     defaults: Mapping[str, Any] = {}
 
@@ -55,7 +57,7 @@ FAMILIES: dict[str, Traits] = {
     "qwen2": Traits(qkv_bias=True, out_bias=False, windows="later"),
     "qwen3": Traits(qk_norm="head", windows="later", defaults={"head_dim": 128}),
     "qwen3_moe": Traits(qk_norm="head", windows="used", experts=True),
-    "phi3": Traits(fused=True, windows="all"),
+    "phi3": Traits(fused=True, windows="all", partial=True),
     "smollm3": Traits(windows="unturned",
                       defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4,
                                 "tie_word_embeddings": True}),
@@ -80,6 +82,7 @@ NEUTRAL = frozenset(
     unsloth_fixed unsloth_version tokenizer_class max_length router_aux_loss_coef
     output_router_logits is_llama_config transformers.js_config""".split()
 )
+COLUMNS = "rope.dimension_count"  # of a head, that turn: GGUF files say it for every family
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -143,6 +146,21 @@ class LlamaConfig(ModelConfig, frozen=True):
     def traits(self) -> Traits:
         """What its family has."""
         return FAMILIES[self.model_type]
+
+    @property
+    def limit(self) -> str:
+        """Why no text is longer, where transformers takes longer ones: the end of a message."""
+        if all(rope.kind != "dynamic" for rope in self.ropes):
+            return ""
+        return (
+            "; beyond it rope_type dynamic has other frequencies at each length, and those of the "
+            "keys that are kept would depend on how the text came"
+        )
+
+    def reach(self, length: int) -> int:
+        """Tokens of the longest text that turns by the same frequencies as one of `length`."""
+        ends = {end for rope in self.ropes if (end := rope.reach) is not None}
+        return min((end for end in ends if end >= length), default=self.max_position_embeddings)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], origin: str = "config.json") -> Self:
@@ -286,13 +304,18 @@ class _Reader(Fields):
             share = every["partial_rotary_factor"]
             by_type[SLIDING] = {"rope_theta": local, "partial_rotary_factor": share}
         used = list(dict.fromkeys(types))
+        columns = self.whole(COLUMNS, 0, least=0)
         ropes = []
         for kind in used:
             part = by_type[kind].pop("partial_rotary_factor")
             part = every["partial_rotary_factor"] if part is None else part
             if type(part) not in (int, float) or not 0 < part <= 1:
                 self.fail("partial_rotary_factor", "a number over 0, up to 1", part)
-            ropes.append(Rope(by_type[kind], int(head_dim * part), positions, self.origin))
+            if part != 1 and not self._traits.partial:
+                self.fail("partial_rotary_factor", "1, since heads of this family turn as a whole",
+                          part)  # fmt: skip
+            dim = columns or int(head_dim * part)
+            ropes.append(Rope(by_type[kind], dim, positions, self.origin))
         turns = self.no_rope(layers)
         return tuple(
             used.index(t) if on else -1 for t, on in zip(types, turns, strict=True)

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array, DType, widen
 from centella.errors import WeightsError
+from centella.models.llama_config import COLUMNS
 from centella.weights.gguf import GGUF, GGUFTensor
 from centella.weights.model_files import show
 
@@ -186,8 +187,8 @@ def config_values(file: GGUF) -> dict[str, Any]:
         "attention.key_length": head_dim, "embedding_length": width,
         "rope.dimension_count": columns or head_dim,
     })  # fmt: skip
-    if columns and head_dim and columns < head_dim:
-        values["partial_rotary_factor"] = columns / head_dim
+    if columns and head_dim and columns < head_dim:  # their readers turn so many in every family
+        values[COLUMNS] = columns
     values["rope_scaling"] = _scaling(file, name)
     return values
 

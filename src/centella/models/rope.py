@@ -3,7 +3,7 @@
 Angle of pair j at position p: p f_j, with f_j = theta^(-2 j / dim) before scaling (Su et al. 2021).
 
     linear    f / factor (Chen et al. 2023)
-    dynamic   a larger theta, for positions beyond those trained (NTK-aware)
+    dynamic   f up to `max_position_embeddings`; a larger theta beyond (NTK-aware), not done here
     llama3    long wavelengths divided by factor, short ones kept, a ramp between (Llama 3.1)
     yarn      the same with a ramp over pairs; cos and sin grow with factor (Peng et al. 2023)
     longrope  a divisor for each pair, from one of two lists by length (Ding et al. 2024)
@@ -85,12 +85,15 @@ class Rope:
             self._divisors("long_factor")
         self.tables(1)  # refuses now what it lacks
 
-    def tables(self, capacity: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def tables(
+        self, capacity: int, length: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """cos and sin f32 [capacity, dim / 2], computed in float64.
 
-        `dynamic` and `longrope` depend on the length: they are those of a text of `capacity`.
+        Args:
+            length: tokens of the text, which `longrope` depends on; None: `capacity`.
         """
-        frequencies, growth = self._scaled(capacity)
+        frequencies, growth = self._scaled(capacity if length is None else length)
         angles = np.arange(capacity, dtype=np.float64)[:, None] * frequencies
         cos, sin = np.cos(angles) * growth, np.sin(angles) * growth
         return cos.astype(np.float32), sin.astype(np.float32)
@@ -99,29 +102,26 @@ class Rope:
         """Refuse frequencies that depend on the length of the text, as of its batch's padding.
 
         Raises:
-            WeightsError: `dynamic` or `longrope`.
+            WeightsError: `longrope`.
         """
-        if self.kind in ("dynamic", "longrope"):
-            known = ", ".join(kind for kind in KINDS if kind not in ("dynamic", "longrope"))
+        if self.kind == "longrope":
+            known = ", ".join(kind for kind in KINDS if kind != "longrope")
             raise WeightsError(
                 f"{self.origin}: rope_type: expected {known} to embed with, got {show(self.kind)}"
             )
 
-    def regime(self, length: int) -> int:
-        """Lengths with equal numbers have equal frequencies."""
-        trained = int(self._number(_LENGTH, self.positions))
-        if self.kind == "longrope":
-            return int(length > trained)
-        return max(length, trained) if self.kind == "dynamic" else 0
-
-    def _plain(self, theta: float) -> Frequencies:
-        return theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+    @property
+    def reach(self) -> int | None:
+        """Tokens of the longest text with `longrope`'s short divisors; None: of another type."""
+        return int(self._number(_LENGTH, self.positions)) if self.kind == "longrope" else None
 
     def _scaled(self, length: int) -> tuple[Frequencies, float]:
         """Frequencies, and what cos and sin are multiplied by."""
         theta = self._number("rope_theta", 10000.0)
-        plain = self._plain(theta)
-        if self.kind == "default":
+        plain = theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+        if self.kind == "dynamic":
+            self._number("factor")  # which no text within the model's positions depends on
+        if self.kind in ("default", "dynamic"):
             return plain, 1.0
         over = 1.0 if self.kind == "longrope" else 0.0  # of which the logarithm divides
         trained = self._number(_LENGTH, self.positions, over)
@@ -134,12 +134,6 @@ class Rope:
         factor = self._number("factor", default)
         if self.kind == "linear":
             return plain / factor, 1.0
-        if self.kind == "dynamic":
-            if self.dim < 4:
-                self._fail("rotary columns", "4 or more", self.dim)
-            longer = max(length, trained) / trained
-            grown = (1 + factor * (longer - 1)) ** (self.dim / (self.dim - 2))
-            return self._plain(theta * grown), 1.0
         if self.kind == "llama3":
             return self._llama3(plain, factor, trained), 1.0
         return self._yarn(plain, factor, trained), self._growth(factor)

@@ -90,9 +90,9 @@ class BlockCache:
         for layer in self._layers:
             layer.reset()
 
-    def sequence(self) -> BlockTable:
-        """An empty sequence, which takes its blocks from this pool."""
-        return BlockTable(self.blocks)
+    def sequence(self, kind: int = 0) -> BlockTable:
+        """An empty sequence, which takes its blocks from this pool; its kind shares them."""
+        return BlockTable(self.blocks, kind)
 
     def states(self, layer: int) -> tuple[Tensor, ...]:
         """The pools of a layer, [num_kv_heads, blocks + 1, 64, head_dim] each; scales end in 2."""

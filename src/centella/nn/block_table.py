@@ -16,7 +16,6 @@ from centella.tensors.arguments import whole
 
 BLOCK = 64  # keys of a block
 SCRATCH = 0  # the block that no sequence has: what is written there is dropped
-FIRST = 0  # the number of the tokens before the first block
 
 Known = tuple[int, tuple[int, ...]]  # the number of what is before a block, and its tokens
 
@@ -37,7 +36,7 @@ class Blocks:
         self._numbers: dict[Known, tuple[int, int]] = {}  # the number of a content, and its block
         self._known: dict[int, Known] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()  # of the known ones
-        self._contents = FIRST  # that were known so far
+        self._contents = 0  # that were known so far
 
     def __repr__(self) -> str:
         return f"Blocks({self.count} of {self.size} keys, {self.free} free)"
@@ -126,12 +125,17 @@ class Blocks:
 class BlockTable:
     """The blocks of one sequence.
 
+    Args:
+        pool: that they are taken from.
+        kind: sequences of one kind share blocks, an attribute too.
+
     Attributes:
         blocks: key j is in `blocks[j // size]`.
         tokens: the tokens whose keys are there; there may be room for more.
     """
 
-    def __init__(self, pool: Blocks) -> None:
+    def __init__(self, pool: Blocks, kind: int = 0) -> None:
+        self.kind: int = kind
         self.blocks: list[int] = []
         self.tokens: list[int] = []
         self._pool = pool
@@ -162,7 +166,7 @@ class BlockTable:
 
     @property
     def _last(self) -> int:
-        return self._contents[-1] if self._contents else FIRST
+        return self._contents[-1] if self._contents else -self.kind  # contents count from 1
 
     def missing(self, start: int, end: int) -> int:
         """Blocks that `reserve` would take."""
@@ -220,7 +224,7 @@ class BlockTable:
 
     def fork(self) -> BlockTable:
         """Another sequence with the same past: the blocks are shared."""
-        other = BlockTable(self._pool)
+        other = BlockTable(self._pool, self.kind)
         other.blocks, other.tokens = list(self.blocks), list(self.tokens)
         other._contents = list(self._contents)
         for block in self.blocks:

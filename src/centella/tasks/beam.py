@@ -226,14 +226,18 @@ class BeamStates:
         apply_all(get("beam_select"), (*states, best, which, self._ends.value), {})
         return best, which
 
-    def turn(self, searches: Sequence[Search]) -> None:
-        """Go on from what searches say, and not from what the device has chosen."""
+    def turn(self, searches: Sequence[Search], moved: bool = True) -> None:
+        """Go on from what searches say, and not from what the device has chosen.
+
+        Args:
+            moved: whether the keys of a beam are still those of its parent; else its own.
+        """
         rows = self.prompts * self.beam
         tokens, parents, scores = (np.zeros(rows, t) for t in (np.int32, np.int32, np.float32))
         for i, search in enumerate(searches):
             own = slice(i * self.beam, (i + 1) * self.beam)
             tokens[own] = [one.token for one in search.running]
-            parents[own] = i * self.beam + np.array(search.parents)
+            parents[own] = i * self.beam + np.array(search.parents if moved else range(self.beam))
             scores[own] = search.scores
         self.tokens.assign(tokens)
         self.parents.assign(parents)

@@ -4,12 +4,13 @@ Each beam is a row of a step. Its keys and values are in blocks of a pool, which
 names: full blocks are shared with the beam that it goes on from, and only the keys of the block
 that is being filled are copied, where two beams go on from one. All blocks of a search are reserved
 before its first step, so the device moves beams by itself, and the host reads 8 bytes a candidate.
+Where rotary frequencies change with the length of the texts, the texts so far are read again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from centella.dtypes import DType
 from centella.errors import ContractError
 from centella.nn.block_table import BLOCK, BlockTable
 from centella.op.op import get
+from centella.runtime.pending import Pending
 from centella.tasks.beam import BeamStates, Search
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.pieces import Text
@@ -74,8 +76,8 @@ class BeamSession:
 
     # -- what is captured -------------------------------------------------------------------------
 
-    def _stepped(self, count: int, logprobs: int | None) -> tuple[Tensor, ...]:
-        """Continue all beams; the best candidates of each prompt: scores and codes.
+    def _stepped(self, count: int, logprobs: int | None, kind: int) -> tuple[Tensor, ...]:
+        """Continue all beams, of one kind; the best candidates of each prompt: scores and codes.
 
         With `logprobs` also the log-probabilities of their tokens, [prompts, count], and of each
         row those of its likeliest tokens, and these, [rows, logprobs].
@@ -84,7 +86,7 @@ class BeamSession:
         moved = (self._table.value, beams.parents.value)
         table, copies = apply_all(get("beam_blocks"), moved, {"beam": self.beam, "size": BLOCK})
         self._past.cache.copied(copies)
-        logits = model(beams.tokens.value.reshape(-1, 1), self._past.view(table))[:, 0]
+        logits = model(beams.tokens.value.reshape(-1, 1), self._past.view(table, kind))[:, 0]
         own = fn.log_softmax(logits, -1)
         best, which = beams.go_on(own, count)
         if logprobs is None:
@@ -102,6 +104,7 @@ class BeamSession:
         """The likeliest texts of each prompt, until `ending` is set.
 
         Args:
+            prompts: of rotary frequencies that are alike, and that change at the same token.
             asked: with beams.
             steps: most tokens of a text.
             empty: a text that begins.
@@ -117,8 +120,7 @@ class BeamSession:
             return searches
         count = min(asked.beams.candidates(len(ends)), self.beam * vocab)
         step = partial(self._step.fetch, count, asked.logprobs)
-        # The host alone sees strings, and then says what the beams go on from.
-        for best, which, *told in run_ahead(step, steps, ahead=int(text is None)):
+        for best, which, *told in self._sent(step, prompts, searches, steps, ending):
             turned = False
             for i, search in enumerate(searches):
                 if not search.done:
@@ -131,6 +133,22 @@ class BeamSession:
                 self._beams.turn(searches)
         self._release()
         return searches
+
+    def _sent(
+        self, step: Callable[[int], Pending[tuple[Array, ...]]], prompts: Sequence[Ids],
+        searches: Sequence[Search], steps: int, ending: threading.Event,
+    ) -> Iterator[tuple[Array, ...]]:  # fmt: skip
+        """What each step sends; `step` submits one of a kind, and `searches` are what it led to."""
+        # The host alone sees strings, and then says what the beams go on from.
+        ahead = int(searches[0].running[0].text is None)
+        length = max(map(len, prompts))
+        while steps:
+            kind = self._past.kind(length)
+            some = min(steps, kind + 1 - length)
+            yield from run_ahead(partial(step, kind), some, ahead)
+            length, steps = length + some, steps - some
+            if steps and not self._start_again(prompts, searches, steps, ending):
+                return
 
     def _start(
         self, prompts: Sequence[Ids], steps: int, ends: frozenset[int], ending: threading.Event
@@ -153,9 +171,35 @@ class BeamSession:
         self._beams.begin([ids[-1] for ids in prompts], ends)
         return True
 
+    def _start_again(
+        self, prompts: Sequence[Ids], searches: Sequence[Search], steps: int,
+        ending: threading.Event,
+    ) -> bool:  # fmt: skip
+        """Read all but the last token of each text that runs; whether all was read.
+
+        Their whole blocks are shared where they begin alike. Searches that are done write nothing.
+        """
+        self._release()
+        tables = []
+        for ids, search in zip(prompts, searches, strict=True):
+            for one in search.running:
+                text = [*ids, *one.ids]
+                if search.done:
+                    tables.append((0, self._past.cache.sequence()))
+                elif self._read(text, ending):
+                    first, table = len(text) - 1, self._tables[-1]
+                    table.reserve(first, first + steps)
+                    tables.append((first - 1, table))
+                else:
+                    return False
+        rows, columns = self._table.shape
+        self._table.assign(self._past.cache.rows(tables, rows, columns - 1))
+        self._beams.turn(searches, moved=False)
+        return True
+
     def _read(self, ids: Ids, ending: threading.Event) -> bool:
-        """Read a prompt but for its last token; blocks that are known are not read again."""
-        table = self._past.cache.sequence()
+        """Read a text but for its last token; blocks that are known are not read again."""
+        table = self._past.cache.sequence(self._past.kind(len(ids)))
         self._tables.append(table)
         left = ids[table.reuse(ids[:-1]) : -1]
         table.reserve(len(table.tokens), len(ids) - 1)

@@ -16,7 +16,7 @@ from centella.tasks import speculation
 from centella.tasks.beam_settings import BeamSettings, EarlyStopping
 from centella.tasks.chat import ChatTemplate
 from centella.tasks.logprobs import logprobs_of, tokens_of
-from centella.tasks.pieces import Generation, Tally, Text
+from centella.tasks.pieces import Generation, Text
 from centella.tasks.prompts import Asked, Prompts, continuations
 from centella.tasks.sampling import GeneratorConfig, SamplingArgs
 from centella.tasks.session import Array, Ids
@@ -69,8 +69,8 @@ class Generator(Hinted):
         self.model = model
         self.config = config
         self.template = template
-        vocab, context = model.config.vocab_size, model.config.max_position_embeddings
-        self._prompts = Prompts(tokenizer, vocab, context)
+        c = model.config
+        self._prompts = Prompts(tokenizer, c.vocab_size, c.max_position_embeddings, c.limit)
         self._sessions = Sessions(model)
 
     def __repr__(self) -> str:
@@ -211,13 +211,17 @@ class Generator(Hinted):
             op, self.config, sampling, tokens=max_new_tokens, stop=stop, ignore_eos=ignore_eos,
             logprobs=logprobs, draft=self._draft(op, draft), cache=cache, beams=beams,
         )  # fmt: skip
-        if beams is not None:
-            generations = self._searched(rows, n, asked, beams.beam, ending)
-        else:
-            texts = [self._text(asked) for _ in range(n * len(rows))]
-            for _ in self._written(rows, texts, asked, ending):
-                pass
-            generations = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
+        each: list[list[Generation]] = [[] for _ in rows]
+        for numbers in self._sessions.alike(rows, asked.stops.tokens):
+            some = [rows[i] for i in numbers]
+            if beams is not None:
+                told = self._searched(some, n, asked, ending)
+            else:
+                own = [i * n + k for i in numbers for k in range(n)]
+                told = self._continued(some, n, asked, ending, own)
+            for i, generations in zip(numbers, told, strict=True):
+                each[i] = generations
+        generations = [one for those in each for one in those]
         return generations if several or n > 1 else generations[0]
 
     def stream(
@@ -329,17 +333,24 @@ class Generator(Hinted):
         return Text(self._prompts.decode, asked.stops, asked.logprobs is not None)
 
     def _searched(
-        self, rows: list[Ids], n: int, asked: Asked, beam: int, ending: threading.Event
-    ) -> list[Generation]:
+        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event
+    ) -> list[list[Generation]]:
         """The best texts of each prompt, by beams."""
-        longest = max(map(len, rows))
-        steps = min(asked.stops.tokens, self.context - longest)
-        session = self._sessions.take_beams(len(rows), beam, longest, steps, asked.cache)
         empty = self._text(asked)
-        searches = session.search(rows, asked, steps, ending, empty)
-        self._sessions.keep_beams(session)
-        end, pairs = "closed" if ending.is_set() else "context", zip(rows, searches, strict=True)
-        return [one for row, s in pairs for one in s.generations(n, empty, end, len(row))]
+        searches = self._sessions.search(rows, asked, ending, empty)
+        end = "closed" if ending.is_set() else "context"
+        pairs = zip(rows, searches, strict=True)
+        return [search.generations(n, empty, end, len(row)) for row, search in pairs]
+
+    def _continued(
+        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, numbers: Sequence[int]
+    ) -> list[list[Generation]]:
+        """The continuations of each prompt; `numbers` as for `_written`."""
+        texts = [self._text(asked) for _ in numbers]
+        for _ in self._written(rows, texts, asked, ending, numbers=numbers):
+            pass
+        each = [text.generation(len(rows[i // n])) for i, text in enumerate(texts)]
+        return [each[i : i + n] for i in range(0, len(each), n)]
 
     def _stream(
         self, op: str, row: Ids, asked: Asked, on_token: Callable[[int], object] | None
@@ -353,11 +364,15 @@ class Generator(Hinted):
 
     def _written(
         self, rows: list[Ids], texts: list[Text], asked: Asked, ending: threading.Event,
-        on_token: Callable[[int], object] | None = None,
+        on_token: Callable[[int], object] | None = None, numbers: Sequence[int] = (0,),
     ) -> Pieces[str]:  # fmt: skip
-        """Write the texts, token by token, until `ending` is set; the pieces of the first one."""
+        """Write the texts, token by token, until `ending` is set; the pieces of the first one.
+
+        Args:
+            numbers: of the texts, which are added to the seed.
+        """
         n, tally = len(texts) // len(rows), texts[0].tally
-        with closing(self._steps(rows, n, asked, ending, tally)) as steps:
+        with closing(self._sessions.steps(rows, n, asked, ending, tally, numbers)) as steps:
             for step in steps:
                 tokens = tokens_of(step).tolist()
                 pieces = [
@@ -373,28 +388,3 @@ class Generator(Hinted):
         rest = [text.end("closed" if ending.is_set() else "context") for text in texts]
         if rest[0]:
             yield rest[0]
-
-    def _steps(
-        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, tally: Tally
-    ) -> Pieces[Array]:
-        """What step after step sends, as long as it is asked for and there is room."""
-        longest = max(map(len, rows))
-        steps = min(asked.stops.tokens, self.context - longest)
-        each = [row for row in rows for _ in range(n)]
-        session = self._sessions.take(each, longest + steps, asked.cache)
-        session.choose_by(asked.sampling, each, asked.logprobs)
-        if not session.start_several(rows, n, ending):
-            steps = 0
-        alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
-        guesser = self._sessions.guesser(asked.draft, session) if alone else None
-        try:
-            told = session.run(steps)
-            if guesser is not None:
-                told = speculation.run(session, guesser, steps, tally)
-            for step in told:
-                session.add(step)
-                yield step
-        except GeneratorExit:  # the caller has what it wants
-            self._sessions.keep(session)
-            raise
-        self._sessions.keep(session)

@@ -3,13 +3,14 @@
 One thread at a time is in here. The first that waits gets blocks for its prompt when there are
 some; its prompt is read in parts, one a step; then it has a slot, and each step decodes a token of
 it. It grows by a block at a time. When no block is left, the one that came last gives all of its
-own back and waits again; its tokens stay, and are read with its prompt.
+own back and waits again; its tokens stay, and are read with its prompt. So does one that has grown
+to a length of other rotary frequencies. A step is of requests with the same ones.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,6 +81,11 @@ class Job(Struct, eq=False):
         """Where the token stands that its next step reads."""
         return self.prompt - 1 + self.submitted
 
+    @property
+    def outgrown(self) -> bool:
+        """Whether its next step needs keys that turn otherwise than those it has."""
+        return self.position >= self.own.kind
+
 
 class Ahead(Struct, frozen=True, eq=False):
     """A step under way: its tokens, and whose they are; guesses [jobs, n] if it verifies them."""
@@ -111,7 +117,7 @@ class Jobs:
         self.preemptions: int = 0
         self.device: Slots = device
         self._free = list(range(device.count))
-        self._ahead: Ahead | None = None
+        self._ahead: list[Ahead] = []
         self._stuck = False  # there was no room for the first that waits, and nothing has ended
 
     def all(self) -> list[Job]:
@@ -122,7 +128,7 @@ class Jobs:
     @property
     def idle(self) -> bool:
         """Whether nothing is read or decoded."""
-        return not self.running and self.reading is None and self._ahead is None
+        return not self.running and self.reading is None and not self._ahead
 
     @uninterrupted
     def step(self) -> bool:
@@ -135,7 +141,8 @@ class Jobs:
         for job in self.all():
             if job.answer.ended:  # it was cancelled
                 self._retire(job)
-        ahead = None
+        ahead = list[Ahead]()
+        self._reread()
         self._admit()
         try:
             self._read()
@@ -143,10 +150,10 @@ class Jobs:
             self._fail(error, [] if self.reading is None else [self.reading])
         guessing = self._guessing()
         # Guesses follow the last token, which a step under way still computes.
-        awaited = self._ahead is not None and any(job in guessing for job in self._ahead.jobs)
-        verified = None if awaited else self._verified(guessing)
+        awaited = any(job in guessing for some in self._ahead for job in some.jobs)
+        verified = [] if awaited else self._verified(guessing)
         try:
-            ahead = self._submitted(guessing)
+            ahead += self._submitted(guessing)
         except Exception as error:
             self._fail(error, self.running)
         self._collect()
@@ -154,6 +161,14 @@ class Jobs:
         self._collect()
         self._ahead = ahead
         return bool(ahead or self.all())
+
+    def _reread(self) -> None:
+        """Those that have outgrown their keys wait, and are read anew."""
+        under_way = [job for ahead in self._ahead for job in ahead.jobs]
+        for job in [j for j in self.running if j.outgrown and j not in under_way]:
+            self._leave(job)
+            self.waiting.appendleft(job)
+            self._stuck = False
 
     def _admit(self) -> None:
         """The first that waits is read next, if there is room for it."""
@@ -171,13 +186,13 @@ class Jobs:
 
     def _begin(self, job: Job) -> bool:
         """Give it blocks, those of others that begin so among them; whether there is room."""
-        cache, leader = self.device.cache, job.leader
-        past = None if leader is None else leader.table
-        if past is not None and len(past.tokens) >= len(job.ids) - 1 and job.submitted == 0:
+        cache, leader, kind = self.device.cache, job.leader, self.device.kind(len(job.ids))
+        past = leader.table if leader is not None and job.submitted == 0 else None
+        if past is not None and past.kind == kind and len(past.tokens) >= len(job.ids) - 1:
             table = past.fork()
             table.truncate(len(job.ids) - 1)
         else:
-            table = cache.sequence()
+            table = cache.sequence(kind)
             table.reuse(job.ids[:-1])
         start, end = len(table.tokens), len(job.ids)
         if table.missing(start, end) > cache.blocks.free:
@@ -215,63 +230,61 @@ class Jobs:
 
         None, where there is no room for all the guesses and for a token of each of the others.
         """
-        jobs = [job for job in self.running if job.submitted < job.steps]
-        most = self.device.context - 1 - GUESSES
-        some = [job for job in jobs if job.lookup and job.position <= most]
+        most = self.device.context
+        jobs, ends = self._going_on, GUESSES + 1
+        some = [j for j in jobs if j.lookup and j.position + ends <= min(most, j.own.kind)]
         if not any(job.guessing for job in some):
             return []
         need = sum(_missing(job, 1 + GUESSES * (job in some)) for job in jobs)
         return some if need <= self.device.cache.blocks.free else []
 
-    def _verified(self, jobs: list[Job]) -> Ahead | None:
-        """Submit a pass over guesses; where that fails, these end."""
-        try:
-            jobs = self._reserved(jobs, 1 + GUESSES)
-            if not jobs:
-                return None
-            guesses = np.concatenate([job.lookup.guess(job.ids) for job in jobs if job.lookup])
-            rows = [(job.slot, job.position, job.own) for job in jobs]
-            greedy = all(job.asked.sampling.greedy for job in jobs)
-            self.steps += 1
-            return Ahead(self.device.verify(rows, guesses, greedy), jobs, guesses)
-        except Exception as error:
-            self._fail(error, jobs)
-            return None
+    @property
+    def _going_on(self) -> list[Job]:
+        """Those that a step may be submitted of."""
+        return [j for j in self.running if j.submitted < j.steps and not j.outgrown]
 
-    def _submitted(self, guessing: Sequence[Job]) -> Ahead | None:
-        """Submit a token of each other that goes on, with room for it; None: there is none."""
+    def _verified(self, guessing: list[Job]) -> list[Ahead]:
+        """Submit passes over guesses; where one fails, those that it is of end."""
+        verified = list[Ahead]()
+        for jobs in _alike(self._reserved(guessing, 1 + GUESSES)):
+            try:
+                guesses = np.concatenate([job.lookup.guess(job.ids) for job in jobs if job.lookup])
+                rows = [(job.slot, job.position, job.own) for job in jobs]
+                greedy = all(job.asked.sampling.greedy for job in jobs)
+                self.steps += 1
+                verified.append(Ahead(self.device.verify(rows, guesses, greedy), jobs, guesses))
+            except Exception as error:
+                self._fail(error, jobs)
+        return verified
+
+    def _submitted(self, guessing: Sequence[Job]) -> Iterator[Ahead]:
+        """Submit a token of each other that goes on, with room for it."""
         device, free = self.device, self.device.cache.blocks
-        while True:
-            jobs = [j for j in self.running if j.submitted < j.steps and j not in guessing]
-            if not jobs:
-                return None
+        while jobs := [job for job in self._going_on if job not in guessing]:
             if sum(_missing(job, 1) for job in jobs) <= free.free:
                 break
-            if self._ahead is not None:
+            if self._ahead:
                 self._collect()  # some may have ended
             else:
                 self._preempt()
-        jobs = self._reserved(jobs, 1)
-        if not jobs:
-            return None
-        rows = [(job.slot, job.position, job.own) for job in jobs]
-        told = max((job.asked.logprobs for job in jobs if job.asked.logprobs is not None),
-                   default=None)  # fmt: skip
-        tokens = device.step(
-            rows, all(job.asked.sampling.greedy for job in jobs), MOST if told else told
-        )
-        for job in jobs:
-            job.submitted += 1
-        self.steps += 1
-        return Ahead(tokens, jobs)
+        for some in _alike(self._reserved(jobs, 1)):
+            rows = [(job.slot, job.position, job.own) for job in some]
+            told = max((job.asked.logprobs for job in some if job.asked.logprobs is not None),
+                       default=None)  # fmt: skip
+            greedy = all(job.asked.sampling.greedy for job in some)
+            tokens = device.step(rows, greedy, MOST if told else told)
+            for job in some:
+                job.submitted += 1
+            self.steps += 1
+            yield Ahead(tokens, some)
 
     def _reserved(self, jobs: Sequence[Job], tokens: int) -> list[Job]:
         """Those that have places of their own for so many tokens; where that fails, one ends."""
         for job in jobs:
             try:
                 if job.table is not None:
-                    copies = job.table.reserve(job.position, job.position + tokens)
-                    self.device.cache.copy(copies)
+                    end = job.position + tokens
+                    self.device.cache.copy(job.table.reserve(job.position, end))
             except Exception as error:
                 self._fail(error, [job])
         return [job for job in jobs if job.table is not None]
@@ -285,10 +298,13 @@ class Jobs:
         self.preemptions += 1
 
     def _collect(self) -> None:
-        """The tokens of the step that is under way."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return
+        """The tokens of the steps that are under way."""
+        under_way, self._ahead = self._ahead, []
+        for ahead in under_way:
+            self._take(ahead)
+
+    def _take(self, ahead: Ahead) -> None:
+        """The tokens of one of them."""
         try:
             step = ahead.tokens.result()
             tokens = tokens_of(step)
@@ -346,7 +362,7 @@ class Jobs:
         """All end with an error that none of them is the cause of; no slot or block is taken."""
         jobs, cache = self.all(), self.device.cache
         self.running, self.waiting, self.reading = [], deque(), None
-        self._free, self._ahead, self._stuck = list(range(self.device.count)), None, False
+        self._free, self._ahead, self._stuck = list(range(self.device.count)), [], False
         cache.blocks = Blocks(cache.blocks.count)
         for job in jobs:
             job.table, job.slot = None, -1
@@ -374,3 +390,9 @@ class Jobs:
 def _missing(job: Job, tokens: int) -> int:
     """Blocks that it lacks for so many tokens more."""
     return job.own.missing(job.position, job.position + tokens)
+
+
+def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs, by those whose keys turn alike."""
+    kinds = sorted({job.own.kind for job in jobs})
+    return [[job for job in jobs if job.own.kind == kind] for kind in kinds]

@@ -9,7 +9,7 @@ import numpy as np
 from centella.dtypes import DType
 from centella.nn.block_cache import BlockCache, BlockView
 from centella.nn.block_table import BLOCK, BlockTable
-from centella.nn.past import Past
+from centella.nn.past import Past, Tables
 from centella.tasks.session import CHUNK, Ids, next_part
 from centella.tensors.jit import Jitted
 from centella.tensors.tensor import Tensor
@@ -43,7 +43,9 @@ class PooledPast:
             num_layers=config.num_hidden_layers, dtype=cache, device=device,
         )  # fmt: skip
         self._widest = -(-context // BLOCK)
-        self._rotary = model.rotary(context, device)
+        self._rotary: dict[int, tuple[tuple[Tables, ...], Tables]] = {}  # by the kind of a table
+        while (length := max(self._rotary, default=0) + 1) <= context:
+            self._rotary[self.kind(length)] = model.rotary(context, device, length)
         self._read: Jitted[..., None] = Jitted(self._reading, device, CAPTURES)
 
     def forget(self) -> None:
@@ -51,9 +53,13 @@ class PooledPast:
         self._read.clear()
         self.cache.blocks.forget_all()
 
-    def view(self, table: Tensor) -> Past[BlockView]:
-        """The past of a step's sequences: `BlockCache.rows` says what is in a table."""
-        return Past(self.cache.view(table), *self._rotary)
+    def kind(self, length: int) -> int:
+        """Of the table of a text: how many tokens the longest has that turns as it does."""
+        return self.model.config.reach(length)
+
+    def view(self, table: Tensor, kind: int) -> Past[BlockView]:
+        """The past of sequences of one kind: `BlockCache.rows` says what is in a table."""
+        return Past(self.cache.view(table), *self._rotary[kind])
 
     def width(self, blocks: int) -> int:
         """Columns of a table with room for so many blocks: one of a few numbers."""
@@ -70,9 +76,9 @@ class PooledPast:
         count = min(len(left), padded)
         part[0, :count] = left[:count]
         width = self.width(max(len(table.blocks), -(-padded // BLOCK)))
-        self._read(part, self.cache.rows([(len(table.tokens), table)], 1, width))
+        self._read(part, self.cache.rows([(len(table.tokens), table)], 1, width), table.kind)
         table.add(left[:count])
         return count
 
-    def _reading(self, ids: Tensor, table: Tensor) -> None:
-        self.model.states(ids, self.view(table))
+    def _reading(self, ids: Tensor, table: Tensor, kind: int) -> None:
+        self.model.states(ids, self.view(table, kind))

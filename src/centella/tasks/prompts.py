@@ -70,12 +70,16 @@ class Prompts:
         tokenizer: of the model; a Path: the file that its folder lacks.
         vocab: tokens that the model has vectors for.
         context: most tokens of a prompt and its continuation.
+        limit: why there are no more: the end of a message.
     """
 
-    def __init__(self, tokenizer: Tokenizer | Path, vocab: int, context: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | Path, vocab: int, context: int, limit: str = ""
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab = vocab
         self._context = context
+        self._limit = limit
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -167,7 +171,7 @@ class Prompts:
         if len(ids) >= self._context:
             raise ShapeError(
                 f"{op}: expected a prompt of fewer than {self._context:,} tokens, the context of "
-                f"the model, got {len(ids):,}"
+                f"the model, got {len(ids):,}{self._limit}"
             )
         return ids
 

@@ -7,7 +7,6 @@ Sources: Yu et al. 2022, "Orca", of batches that change at each step; Kwon et al
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from contextvars import copy_context
@@ -62,8 +61,7 @@ class Scheduler(Hinted):
 
     Attributes:
         context: most tokens of a request, its prompt included: what the model has positions for,
-            or the memory. Where rotary frequencies depend on the length of a text ("dynamic",
-            "longrope"), those of short texts.
+            or the memory.
 
     Raises:
         DTypeError: `model` is not a Generator.
@@ -84,7 +82,7 @@ class Scheduler(Hinted):
         self._model = model
         stored = cache_dtype("Scheduler", cache) or model.model.dtype
         blocks = _blocks_of(model, self.max_batch, tokens, memory, stored)
-        self.context: int = _context_of(model, blocks * BLOCK)
+        self.context: int = min(model.context, blocks * BLOCK)
         self._tree = Tree(model.model)
         self._jobs = Jobs(Slots(model.model, self.max_batch, blocks, self.context, stored))
         # A request's own scopes are not to count, or to forbid, the work of others.
@@ -299,13 +297,3 @@ def _blocks_of(model: Generator, batch: int, tokens: Any, memory: Any, stored: D
             f"bytes, got {room:,}"
         )
     return room // each - 1  # one is for what is dropped
-
-
-def _context_of(model: Generator, tokens: int) -> int:
-    """Most tokens of a request: in memory, and with the rotary frequencies of short texts."""
-
-    def regime(length: int) -> list[int]:
-        return [rope.regime(length) for rope in model.model.config.ropes]
-
-    lengths = range(1, min(model.context, tokens) + 1)
-    return bisect_right(lengths, regime(1), key=regime)

@@ -15,6 +15,8 @@ import numpy as np
 
 from centella.dtypes import DType, f16, f32
 from centella.errors import ContractError, OutOfMemoryError
+from centella.nn.kv_cache import KVCache
+from centella.nn.past import Past
 from centella.op.op import get
 from centella.ops.sample import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
@@ -29,8 +31,6 @@ from centella.tensors.tensor import Tensor, apply, apply_all
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
-    from centella.nn.past import Past
-from centella.nn.kv_cache import KVCache
 
 Array = np.ndarray[Any, Any]
 Ids = list[int]
@@ -45,6 +45,9 @@ class Session:
         model: the decoder.
         batch: sequences; capacity: tokens that each may have.
         cache: storage of keys and values; None: that of activations.
+
+    Attributes:
+        reach: tokens of the longest text whose rotary frequencies are those of what was read.
     """
 
     def __init__(
@@ -54,7 +57,11 @@ class Session:
         self.batch: int = batch
         self.capacity: int = capacity
         self.cache: DType | None = cache
-        self.past: Past[KVCache] = model.past(batch, capacity, dtype=cache)
+        self._past: Past[KVCache] = model.past(batch, capacity, dtype=cache)
+        self.reach: int = model.config.reach(capacity)
+        self._tables: list[State] = []  # of the rotary embedding, where they change with the length
+        if model.config.reach(1) < capacity:
+            self._tables = [State(table) for pair in self._past.tables for table in pair]
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
         self._first: Session | None = None  # reads prompts that several sequences begin with
         device = model.device
@@ -76,6 +83,26 @@ class Session:
         self._fill: Jitted[..., None] = Jitted(self._read, device)
         self._guessed: dict[int, tuple[State, State]] = {}  # what `sample` changes in a pass
         self._verify: Jitted[..., Tensor] = Jitted(self._verified, device)
+
+    @property
+    def past(self) -> Past[KVCache]:
+        """Keys and values, and the rotary tables as they are now."""
+        values = iter([state.value for state in self._tables])
+        tables = tuple(zip(values, values, strict=True)) or self._past.tables
+        return Past(self._past.cache, tables, self._past.still)
+
+    def _turn(self, rows: Sequence[Ids]) -> None:
+        """Turn as texts of such lengths do; what was read in another way is forgotten."""
+        reach = self.model.config.reach(max(map(len, rows)))
+        if reach == self.reach:
+            return
+        self.reach, self.rows = 0, [[] for _ in rows]
+        self.past.cache.truncate(0)
+        ropes = self.model.config.ropes
+        tables = [table for rope in ropes for table in rope.tables(self.capacity, reach)]
+        for state, table in zip(self._tables, tables, strict=False):  # all lengths may be alike
+            state.assign(table)
+        self.reach = reach
 
     def _likeliest(self, logprobs: int | None) -> Tensor:
         """The most likely token after each sequence's last one; -1 for NaN: see `_told`."""
@@ -147,14 +174,16 @@ class Session:
         return chosen
 
     def choose_by(
-        self, sampling: Sampling, rows: Sequence[Ids], logprobs: int | None = None
-    ) -> None:
+        self, sampling: Sampling, rows: Sequence[Ids], logprobs: int | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         """Set how tokens are chosen: numbers in States, so that no value needs a capture.
 
         Args:
             sampling: the numbers.
             rows: the prompts, whose tokens penalties count.
             logprobs: alternatives that a step tells the log-probabilities of; None: none at all.
+            numbers: of the rows, which are added to the seed; None: 0, 1, ...
         """
         self._logprobs = logprobs
         if logprobs is not None and self._scores is None:
@@ -163,7 +192,8 @@ class Session:
         self._step = self._greedy if sampling.greedy else self._random
         if sampling.greedy:
             return
-        seeds = sampling.first_seed() + np.arange(self.batch, dtype=np.int64)
+        each = range(self.batch) if numbers is None else numbers
+        seeds = sampling.first_seed() + np.array(each, np.int64)
         self._seeds.assign((seeds & 0x7FFFFFFF).astype(np.int32))
         self._settings.assign(np.tile(np.array(sampling.numbers(), np.float32), (self.batch, 1)))
         self._drawn.assign(0)
@@ -182,7 +212,7 @@ class Session:
         """Read all but the last token of each prompt; what was read before is kept.
 
         Args:
-            rows: the prompts.
+            rows: the prompts; the longest one says how all turn.
             chunk: tokens that are read at once.
             ending: reading stops where it is set.
 
@@ -192,6 +222,7 @@ class Session:
         Raises:
             KVCacheFullError: there is no room.
         """
+        self._turn(rows)
         cache = self.past.cache
         pairs = zip(self.rows, rows, cache.lengths, strict=True)
         kept = [min(_common(old, new[:-1]), length) for old, new, length in pairs]
@@ -226,6 +257,7 @@ class Session:
     ) -> bool:
         """Read prompts that are continued so many times each, once; as `start`."""
         each = [row for row in rows for _ in range(times)]
+        self._turn(each)
         unread = max(len(new) - _common(old, new) for old, new in zip(self.rows, each, strict=True))
         if times > 1 and unread > LEAST:
             if self._first is None or self._first.batch != len(rows):
@@ -244,7 +276,9 @@ class Session:
         self.rows = [list(row) for row in other.rows for _ in range(times)]
 
     def shared(self, rows: Sequence[Ids]) -> int:
-        """Tokens of the rows that it has read."""
+        """Tokens of the rows that it has read, and that turn as those of the rows do."""
+        if self.model.config.reach(max(map(len, rows))) != self.reach:
+            return 0
         return sum(_common(old, new) for old, new in zip(self.rows, rows, strict=True))
 
     def lost(self, rows: Sequence[Ids]) -> int:

@@ -1,8 +1,9 @@
-"""The sessions that a Generator keeps: which of them goes on with a prompt."""
+"""The sessions that a Generator keeps: which of them goes on with a prompt, and its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -10,8 +11,11 @@ from centella.dtypes import DType
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
 from centella.tasks import speculation
+from centella.tasks.beam import Search
 from centella.tasks.beam_session import BeamSession
-from centella.tasks.session import LEAST, Ids, Session
+from centella.tasks.pieces import Tally, Text
+from centella.tasks.prompts import Asked
+from centella.tasks.session import LEAST, Array, Ids, Session
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
@@ -35,6 +39,7 @@ class Sessions:
         self.idle: list[Session] = []
         self._beams: BeamSession | None = None
         self._model = model
+        self._context: int = model.config.max_position_embeddings
         self._tree = Tree(model)
         self._drafts: WeakKeyDictionary[Session, speculation.Draft] = WeakKeyDictionary()
         self._lock = lock_of(self)
@@ -55,7 +60,7 @@ class Sessions:
             self._drop_others()
             fits = [
                 s for s in reversed(self.idle)
-                if s.batch == len(rows) and s.cache is cache and self._serves(s.capacity, capacity)
+                if s.batch == len(rows) and s.capacity >= capacity and s.cache is cache
             ]  # fmt: skip
             session = max(fits, key=lambda s: s.shared(rows), default=None)
             full = len(self.idle) >= IDLE
@@ -84,8 +89,7 @@ class Sessions:
             kept, self._beams = self._beams, None
         if (
             kept is not None and (kept.prompts, kept.beam) == (prompts, beam)
-            and kept.steps >= steps and kept.cache is cache
-            and self._serves(kept.capacity, capacity)
+            and kept.steps >= steps and kept.cache is cache and kept.capacity >= capacity
         ):  # fmt: skip
             return kept
         kept = None  # its memory is free before the other's is taken
@@ -98,16 +102,7 @@ class Sessions:
 
     def _capacity(self, tokens: int) -> int:
         """Tokens that a session for so many has room for."""
-        regime = self._regime(tokens)
-        most = self._model.config.max_position_embeddings
-        capacity = min(most, -(-(tokens + LEAST) // ROOM) * ROOM)
-        while self._regime(capacity) != regime:
-            capacity -= 1
-        return capacity
-
-    def _serves(self, capacity: int, wanted: int) -> bool:
-        """Whether a session of one capacity does for another: rotary frequencies are the same."""
-        return capacity >= wanted and self._regime(capacity) == self._regime(wanted)
+        return min(self._context, -(-(tokens + LEAST) // ROOM) * ROOM)
 
     def guesser(
         self, draft: LlamaModel | str | None, session: Session
@@ -121,6 +116,74 @@ class Sessions:
             kept = self._drafts[session] = speculation.Draft(draft, session.capacity, vocab)
         return kept
 
-    def _regime(self, tokens: int) -> list[int]:
-        """What rotary frequencies a text of so many tokens has."""
-        return [rope.regime(tokens) for rope in self._model.config.ropes]
+    # -- what is continued ------------------------------------------------------------------------
+
+    def alike(self, rows: Sequence[Ids], tokens: int) -> list[list[int]]:
+        """Numbers of the rows, by those that are continued together.
+
+        They have the same rotary frequencies, and change them at the same token.
+
+        Args:
+            tokens: most of a continuation.
+        """
+        groups: dict[tuple[int, int], list[int]] = {}
+        for number, row in enumerate(rows):
+            reach, length = self._model.config.reach(len(row)), len(row)
+            last = min(length + tokens, self._context) - 1
+            groups.setdefault((reach, length if last > reach else 0), []).append(number)
+        return list(groups.values())
+
+    def steps(
+        self, rows: list[Ids], n: int, asked: Asked, ending: threading.Event, tally: Tally,
+        numbers: Sequence[int],
+    ) -> Generator[Array]:  # fmt: skip
+        """What step after step sends, as long as it is asked for and there is room.
+
+        Where rotary frequencies change with the length, the text so far is read again.
+
+        Args:
+            rows: prompts that are `alike`; n: continuations of each.
+            ending: reading stops where it is set.
+            numbers: of the continuations, which are added to the seed.
+        """
+        longest = max(map(len, rows))
+        steps = min(asked.stops.tokens, self._context - longest)
+        each = [row for row in rows for _ in range(n)]
+        session = self.take(each, longest + steps, asked.cache)
+        session.choose_by(asked.sampling, each, asked.logprobs, numbers)
+        if not session.start_several(rows, n, ending):
+            steps = 0
+        alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
+        guesser = self.guesser(asked.draft, session) if alone else None
+        try:
+            while steps:
+                some = min(steps, session.reach + 1 - max(map(len, session.rows)))
+                told = session.run(some)
+                if guesser is not None:
+                    told = speculation.run(session, guesser, some, tally)
+                for step in told:
+                    session.add(step)
+                    yield step
+                steps -= some
+                if steps and not session.start(session.rows, ending=ending):
+                    break
+        except GeneratorExit:  # the caller has what it wants
+            self.keep(session)
+            raise
+        self.keep(session)
+
+    def search(
+        self, rows: list[Ids], asked: Asked, ending: threading.Event, empty: Text
+    ) -> list[Search]:
+        """The likeliest texts of each prompt, by beams; as `BeamSession.search`.
+
+        Args:
+            rows: prompts that are `alike`.
+        """
+        assert asked.beams is not None, "a search"
+        longest = max(map(len, rows))
+        steps = min(asked.stops.tokens, self._context - longest)
+        session = self.take_beams(len(rows), asked.beams.beam, longest, steps, asked.cache)
+        searches = session.search(rows, asked, steps, ending, empty)
+        self.keep_beams(session)
+        return searches

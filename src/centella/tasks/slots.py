@@ -76,6 +76,10 @@ class Slots:
         self._verify: Jitted[..., Tensor] = Jitted(self._verified, device, CAPTURES)
         self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
 
+    def kind(self, length: int) -> int:
+        """As `PooledPast.kind`."""
+        return self._past.kind(length)
+
     def forget(self) -> None:
         """Captures and contents of another model: its parameters were changed."""
         for step in (self._greedy, self._random, self._verify):
@@ -121,7 +125,8 @@ class Slots:
         """Submit a step of some requests; what it sends, as `tokens_of` reads it: -1 for NaN.
 
         Args:
-            rows: of each request; the position of its last token is reserved.
+            rows: of each request, with tables of one kind; the position of its last token is
+                reserved.
             greedy: whether all take the most likely token.
             logprobs: alternatives to tell of; None: no log-probabilities.
         """
@@ -129,7 +134,7 @@ class Slots:
         step, batch = self._greedy if greedy else self._random, len(slots)
         if logprobs is not None and batch not in self._scores:
             self._scores[batch] = Scores(batch, self._counts.shape[1], self.model.device)
-        return step.fetch(table, slots, logprobs)
+        return step.fetch(table, slots, rows[0][2].kind, logprobs)
 
     def _padded(self, rows: Sequence[Row]) -> tuple[Array, Array]:
         """Table and slots of a step of 1, 2, 4, ... rows; what pads it has slots of nobody."""
@@ -154,13 +159,16 @@ class Slots:
         table, slots = self._padded(rows)
         padded = np.zeros((len(slots), guesses.shape[1]), np.int32)
         padded[: len(rows)] = guesses
-        return self._verify.fetch(table, slots, padded, greedy)
+        return self._verify.fetch(table, slots, rows[0][2].kind, padded, greedy)
 
-    def _verified(self, table: Tensor, slots: Tensor, guess: Tensor, greedy: bool) -> Tensor:
+    def _verified(
+        self, table: Tensor, slots: Tensor, kind: int, guess: Tensor, greedy: bool
+    ) -> Tensor:
         """See `verify`; the first token that differs becomes the last one of its slot."""
         batch, guesses = guess.shape
         ids = concat([gather(self._last.value, slots).reshape(-1, 1), guess], 1)
-        logits, begin = self.model(ids, self._past.view(table)), gather(self._drawn.value, slots)
+        logits = self.model(ids, self._past.view(table, kind))
+        begin = gather(self._drawn.value, slots)
         if greedy:
             chosen = apply("argmax", logits, marked=True)
         else:
@@ -173,12 +181,12 @@ class Slots:
         self._drawn.assign(scatter(self._drawn.value, slots, begin + right + 1))
         return chosen
 
-    def _likeliest(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
-        logits = self._logits(table, slots)
+    def _likeliest(self, table: Tensor, slots: Tensor, kind: int, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots, kind)
         return self._told(slots, logits, apply("argmax", logits, marked=True), logprobs)
 
-    def _sampled(self, table: Tensor, slots: Tensor, logprobs: int | None) -> Tensor:
-        logits = self._logits(table, slots)
+    def _sampled(self, table: Tensor, slots: Tensor, kind: int, logprobs: int | None) -> Tensor:
+        logits = self._logits(table, slots, kind)
         return self._told(slots, logits, self._chosen(logits, slots), logprobs)
 
     def _chosen(self, logits: Tensor, slots: Tensor) -> Tensor:
@@ -187,9 +195,9 @@ class Slots:
                     self._seeds.value, slots)  # fmt: skip
         return apply_all(get("sample"), operands, {})[2]
 
-    def _logits(self, table: Tensor, slots: Tensor) -> Tensor:
+    def _logits(self, table: Tensor, slots: Tensor, kind: int) -> Tensor:
         ids = gather(self._last.value, slots).reshape(-1, 1)
-        return self.model(ids, self._past.view(table))[:, 0]
+        return self.model(ids, self._past.view(table, kind))[:, 0]
 
     def _told(self, slots: Tensor, logits: Tensor, chosen: Tensor, k: int | None) -> Tensor:
         """What a step sends; each token becomes the last one of its slot."""

@@ -154,7 +154,7 @@ def run(session: Session, guesser: Guesser, steps: int, tally: Tally) -> Iterato
     step: Pending[Array] | None = None
     while done < steps:
         (row,) = session.rows
-        room = len(row) + GUESSES < session.capacity
+        room = len(row) + GUESSES < min(session.capacity, session.reach + 1)
         ready = pace.ready and room and guesser.ready(row)
         if ready and step is None:
             tokens = session.verify(guesser.guess(row))
