@@ -226,7 +226,7 @@ def test_swept_tiles_on_a_device(
     device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters past every edge, B along k and across, at once and replayed in a graph."""
-    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda problem, dtypes, caps: tile)
+    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda *_: tile)
     rng = np.random.default_rng(8)
 
     def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:

@@ -85,3 +85,11 @@ def test_without_the_variant_nothing_is_joined(
 ) -> None:
     monkeypatch.setattr(whole_rows, "ORDER", ())
     assert kernels(planned(device, [block(device)])) == ["wgmma", "normalise"]
+
+
+@pytest.mark.devices("simulator")
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k"])
+def test_a_product_of_a_weight_in_planes_stays(device: ct.Device, kind: str) -> None:
+    weight = ct.quantize(np.zeros((96, 256), np.float32), kind, device=device)
+    y = f.rms_norm(f.linear(tensor(device, 48, 256), weight), tensor(device, 96))
+    assert "whole_rows" not in kernels(planned(device, [y]))
