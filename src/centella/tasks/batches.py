@@ -314,7 +314,10 @@ def progress_of(op: str, progress: Any) -> Progress:
     Raises:
         DTypeError: no function, True or False.
     """
-    return progress if callable(progress) else flag(op, "progress", progress)
+    if callable(progress):
+        function: Callable[[int, int], None] = progress
+        return function
+    return flag(op, "progress", progress)
 
 
 def told(total: int, show: Progress) -> AbstractContextManager[Callable[[int, int], object]]:
