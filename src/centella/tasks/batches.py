@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from msgspec import Struct
@@ -315,8 +315,7 @@ def progress_of(op: str, progress: Any) -> Progress:
         DTypeError: no function, True or False.
     """
     if callable(progress):
-        function: Callable[[int, int], None] = progress
-        return function
+        return cast("Callable[[int, int], None]", progress)
     return flag(op, "progress", progress)
 
 
