@@ -103,6 +103,27 @@ README_ALONE = {  # the page has these rows in tables of other columns
         "h200-speech", "decode", ("turbo", 1), (("cuda f16",), (), ("transformers f16",))
     ),
 }
+CUDA = ("cuda", "cuda bf16", "cuda f16", "all 2")
+H100 = {  # file, bench, first of the shape, who has the second number
+    "MiniLM f16, 512": ("minilm", "MiniLM f16", 512, "transformers"),
+    "MiniLM f16, one": ("sentence", "one sentence, text to vector", 1, "transformers"),
+    "bge-m3's": ("shapes", "bge-m3", 32, "torch.compile"),
+    "ModernBERT": ("shapes", "modernbert", 64, "torch.compile"),
+    "bge-reranker": ("shapes", "reranker", 100, "torch.compile"),
+    "Qwen3 0.6B in": ("generate", "decode", "0.6b", "transformers bf16"),
+    "Qwen3 4B in": ("generate", "decode", "4b", "transformers bf16"),
+    "Qwen3 4B, prompt": ("generate", "prefill 512", "4b", "transformers bf16"),
+    "Qwen3 4B, host": ("generate", "host, a step", "4b", ""),
+    "Whisper large-v3,": ("transcribe", "file to text", "large-v3", "transformers f16"),
+    "Whisper large-v3-turbo": ("transcribe", "file to text", "turbo", "transformers f16"),
+    "Whisper tiny": ("transcribe", "file to text", "tiny", "transformers f16"),
+    "search among": ("search-1e7", "search, f16", 1, "torch"),
+    "the same, 64": ("search-1e7", "search, f16", 64, "torch"),
+    "a million": ("million", "million: file to file", 1000000, "transformers"),
+    "40 000": ("several", "encode on several, f16", 40000, "cuda:0"),
+    "Qwen3 0.6B, first": ("first", "qwen3-0.6b, first token, again", 1, "transformers"),
+    "Qwen3 4B, first": ("first", "qwen3-4b, first token, again", 1, "transformers"),
+}
 FLOOR = {
     "feed-forward layers of Qwen3-4B": (floor("ffn: programs compiled in all", FFN),),
     "the same: compiled in the second": (floor("ffn: compiled in the second pass", FFN),),
@@ -166,6 +187,20 @@ def test_performance(start: str) -> None:
         check(numbers(cell), measured, f"{start}: {cell}")
 
 
+@pytest.mark.parametrize("start", H100)
+def test_on_an_h100(start: str) -> None:
+    run, bench, size, peer = H100[start]
+    cells = row_of(table("on an H100"), start)
+    for cell, names in zip(cells, (CUDA, (peer,)), strict=True):
+        measured = [
+            row["rate"]
+            for (of, shape, who), row in rows_of(f"h100-{run}").items()
+            if who in names and (of == "million: file to vectors" or (
+                of == bench and size in (shape[0], shape[-1])))
+        ]  # fmt: skip
+        check(numbers(cell), measured, f"{start}: {cell}")
+
+
 @pytest.mark.parametrize("start", FLOOR)
 def test_beside_the_floor(start: str) -> None:
     theirs, *ours = row_of(table("claim"), start)
@@ -178,7 +213,7 @@ def test_beside_the_floor(start: str) -> None:
 
 
 def test_every_figure_has_its_source() -> None:
-    for header, sources in (("work", PERFORMANCE), ("claim", FLOOR)):
+    for header, sources in (("work", PERFORMANCE), ("claim", FLOOR), ("on an H100", H100)):
         rows = table(header)
         assert len(rows) == len(sources)
         assert all(sum(first.startswith(s) for s in sources) == 1 for first in rows)
