@@ -60,7 +60,8 @@ class Place:
     ) -> None:
         p = parameters("heads lq lk")
         self._same = same
-        self.block, pair = group if isinstance(group, tuple) else in_turn(group)
+        block, pair = group if isinstance(group, tuple) else in_turn(group)
+        self.block: Any = block
         self.b: Any = pair // p["heads"]
         self.head: Any = pair - self.b * p["heads"]
         self.lq: Any = p["lq"]

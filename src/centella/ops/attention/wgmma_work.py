@@ -52,7 +52,8 @@ class Work:
         self, masks: dict[str, Any], scoring: Scoring, tile: WgmmaTile, block: tuple[Any, Any],
         same: Same,
     ) -> None:  # fmt: skip
-        self.tile, self.windowed = tile, scoring.windowed
+        self.tile: WgmmaTile = tile
+        self.windowed: bool = scoring.windowed
         self.at: Place = Place(masks, block, tile.queries, same)
         self.sight: Sight = Sight(masks, scoring, self.at.b, self.at.lq, self.at.lk, same)
         self.first: Any = self.at.block * tile.queries

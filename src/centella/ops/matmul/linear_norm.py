@@ -54,10 +54,10 @@ def reference(*operands: Any, linear: LinearAttrs, norm: NormAttrs) -> Any:
     """The NumPy formula."""
     count = product_operands(LinearNormAttrs(linear, norm), len(operands))
     sums = linear_reference(*operands[:count], **named(linear))
-    return norm_reference(sums, *operands[count:], **named(norm))
+    return _of_norm(sums, *operands[count:], **named(norm))
 
 
-norm_reference = norm.reference
+_of_norm = norm.reference
 
 
 def axes_of(form: Form[LinearNormAttrs]) -> Axes:

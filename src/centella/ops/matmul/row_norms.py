@@ -19,12 +19,14 @@ class NormedRows:
     """The rows of a consumer's tile: of each 16 columns a thread has two pairs in two rows."""
 
     def __init__(self, rows: Any, sums: list[Any], mine: Any, extra: dict[str, Any]) -> None:
-        self.rows, self.sums, self.extra = rows, sums, extra
+        self.rows: Any = rows
+        self.sums: list[Any] = sums
+        self.extra: dict[str, Any] = extra
         thread = lang.local_id()
         line = thread // 32 % 4 * 16 + thread % 16
-        self.first = rows.chunk(line, thread // 16 % 2, mine)
-        self.across = thread % 4 * 2
-        self.leads = thread % 4 == 0  # has the first element of its rows
+        self.first: Any = rows.chunk(line, thread // 16 % 2, mine)
+        self.across: Expr = thread % 4 * 2
+        self.leads: Expr = thread % 4 == 0  # has the first element of its rows
 
     def normalise(self, kind: str) -> None:
         """From sums to results in shared memory; statistics as `ops.norm` has them."""
