@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 
 import centella as ct
 from centella.backends.cuda.backend import ordered
+from centella.backends.cuda.memory import NOT_READY
 from centella.dtypes import u32
 from centella.lang import In, Out, ptx
 from tests.support.fake_cuda import FakeCuda, installed
@@ -191,3 +193,21 @@ def test_an_upload_does_not_wait_for_the_work_before_it(fake: Graphs) -> None:
     assert led.counts.syncs == 1 and fake.waits > 2  # 12 MB are waited for
     device.close()
     assert 0 not in {context for _, _, context in fake.memory.values()}
+
+
+def test_memory_that_nobody_has_read_is_not_written_while_the_device_may_write_there(
+    fake: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload took it at once: a read-back that came later had its bytes sent to the device."""
+    device = ct.device("cuda", native=0, pool="reuse")
+    double = device.compile(lambda x: x * 2.0, np.zeros(1 << 15, np.float32))
+    backend: Any = device.backend
+    pending = double.fetch(np.ones(1 << 15, np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(fake.driver, "cuEventQuery", lambda *_: (NOT_READY,))
+        del pending
+        gc.collect()
+        (unread, _) = backend._unread[0]
+        assert backend._take_pinned(unread.nbytes).address != unread.address
+    addresses = {backend._take_pinned(unread.nbytes).address for _ in range(8)}
+    assert unread.address in addresses and not backend._unread

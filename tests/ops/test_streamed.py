@@ -89,6 +89,7 @@ def test_which_products_are_streamed() -> None:
     for caps in (replace(CAPS, arch="sm_100"), replace(CAPS, arch="sm_80"), Caps("ir")):
         assert call_of("linear", 64, 1024, caps=caps).kernel.name != "streamed"
     assert call_of("linear", 64, 1020).kernel.name != "streamed"
+    assert call_of("linear", 64, 131_072).kernel.name != "streamed"  # no room for two stages
     x, w, y = (
         make_spec((1, 256), f16, 16),
         make_spec((64, 256), f16, 16),

@@ -81,7 +81,7 @@ class Forward:
         return packed.fetch(*batch.end_to_end(size, fill), normalize, dim)
 
     def is_of(self, embedder: Embedder) -> bool:
-        """Whether it was made for that configuration, and for these modules."""
+        """Whether it is for that configuration, and for these modules."""
         config = embedder.config
         return (self._config is config or self._config == config) and self._parts.are_of(embedder)
 

@@ -165,7 +165,7 @@ class Jobs:
     def _reread(self) -> None:
         """Those that have outgrown their keys wait, and are read anew."""
         under_way = [job for ahead in self._ahead for job in ahead.jobs]
-        for job in [j for j in self.running if j.outgrown and j not in under_way]:
+        for job in [j for j in self.running[::-1] if j.outgrown and j not in under_way]:
             self._leave(job)
             self.waiting.appendleft(job)
             self._stuck = False

@@ -31,6 +31,7 @@ CUDA = 2  # as DLPack counts devices
 STAGED = 64 << 10  # bytes of a copy that the driver takes a copy of before it returns
 PINNED = 8 << 20  # bytes of a copy that goes by way of pinned memory; a larger one is waited for
 A: Any = driver.CUdevice_attribute
+NOT_READY: Any = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
 class Pinned(NamedTuple):
@@ -62,6 +63,7 @@ class CudaMemory(Backend):
         self._idle_pinned: deque[Pinned] = deque()
         self._events: list[Any] = []
         self._sent: deque[tuple[Pinned, Any]] = deque()  # on their way, and until when
+        self._unread: deque[tuple[Pinned, Any]] = deque()  # that the device may still write to
         self._primary = handle is None
         self._context = (
             check(driver.cuDevicePrimaryCtxRetain(self._device))
@@ -196,7 +198,7 @@ class CudaMemory(Backend):
             count(syncs=1)
 
     def _send_pinned(self, buffer: Buffer, data: Array, stream: Any) -> None:
-        """Copy into pinned memory first: nobody waits for what the stream does before it."""
+        """Copy into pinned memory first: it waits for the first of two on their way, no others."""
         pinned, event = self._next_sent(data.nbytes)
         try:
             pinned.data[: data.nbytes] = data.reshape(-1).view(np.uint8)
@@ -299,6 +301,10 @@ class CudaMemory(Backend):
 
     def _take_pinned(self, nbytes: int) -> Pinned:
         size = 1 << max(12, (nbytes - 1).bit_length())
+        while self._unread and driver.cuEventQuery(self._unread[0][1])[0] != NOT_READY:
+            pinned, event = self._unread.popleft()
+            self._idle_pinned.append(pinned)
+            self._events.append(event)
         while self._idle_pinned:
             idle = self._idle_pinned.popleft()
             self._pinned.setdefault(idle.nbytes, []).append(idle)
@@ -312,6 +318,10 @@ class CudaMemory(Backend):
     def return_pinned(self, pinned: Pinned) -> None:
         """Take pinned memory for the next read-back of its size; safe in a finalizer."""
         self._idle_pinned.append(pinned)
+
+    def return_later(self, pinned: Pinned, event: Any) -> None:
+        """Take pinned memory back once an event has happened; safe in a finalizer."""
+        self._unread.append((pinned, event))
 
     def _take_event(self) -> Any:
         if self._events:

@@ -8,11 +8,10 @@ from typing import Any
 
 from centella.backends.base import Array, Times
 from centella.backends.cuda.driver import check, driver
-from centella.backends.cuda.memory import CudaMemory, Pinned
+from centella.backends.cuda.memory import NOT_READY, CudaMemory, Pinned
 from centella.backends.cuda.stamps import Stamps
 
 PAUSE = 0.0005
-NOT_READY: Any = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
 class CudaTicket:
@@ -69,10 +68,10 @@ class CudaTicket:
             self._results = results
 
     def __del__(self) -> None:
-        # Where nobody waited, whoever gets these uses them later in the stream's order.
-        self._backend.return_event(self.event)
-        if self.pinned is not None:
-            self._backend.return_pinned(self.pinned)
+        if self.pinned is None:
+            self._backend.return_event(self.event)
+        else:  # nobody has waited: the device may still write there
+            self._backend.return_later(self.pinned, self.event)
 
     def _poll(self, timeout: float) -> None:
         end = time.monotonic() + timeout

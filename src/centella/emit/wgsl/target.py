@@ -22,7 +22,7 @@ def emit(ir: KernelIR, caps: Caps, emission: Emission) -> Text:
     settled: frozenset[str] = frozenset()
     if caps.rewrites_arithmetic:
         settled = SUMS if emission.rewritable else REWRITTEN
-    flags = (caps.native_f16_pack, emission.trusted, keep, bool(settled))
+    flags = (caps.native_f16_pack, emission.trusted, keep, len(settled))
     key = f"wgsl:{ir.digest}:{''.join(str(int(flag)) for flag in flags)}"
     key += "".join(f":{loop}x{n}" for loop, n in emission.copies)
     key += ":stops" if emission.reports else ""

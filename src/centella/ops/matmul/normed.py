@@ -32,7 +32,7 @@ from centella.specs import Caps, Spec
 
 JOINED = 2  # rows up to which the thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
-VARIANTS = ("joined", "wgmma", "mma", APART, "streamed")
+VARIANTS = ("joined", "wgmma", "mma", APART)
 
 
 class NormedAttrs(Struct, frozen=True):

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import DType, f32, u32
 from centella.emit.program import Kernel
-from centella.errors import LimitError
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
@@ -257,13 +256,10 @@ def _launches(form: Form[NormedAttrs], fits: bool, caps: Caps) -> Lowered:
         replace(problem, n=y.shape[1]), (*form.inputs, form.outputs[0]), tuple(extras), residual,
         attrs.activation, attrs.alpha,
     )  # fmt: skip
-    forced = attrs.variant == streamed.STREAMED.name
-    if forced or (attrs.variant is None and streamed.STREAMED.preferred(product, caps)):
+    if attrs.variant is None and streamed.STREAMED.preferred(product, caps):
         stream = streamed.normed_stream(product, attrs, caps)
         if stream is not None:
             return streamed.stream_launch(product, stream, gate, (("eps", attrs.eps),))
-        if forced:
-            raise LimitError(f"normed_linear: variant {attrs.variant!r} does not fit")
     tile = normed_of(problem, (x.dtype, w.dtype), caps)
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)
     if gate and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word

@@ -314,6 +314,7 @@ streamed: Kernel = Kernel(_streamed, workgroup=WARPGROUP + CONSUMERS, name="stre
 SHARED = 184 << 10  # bytes of a group, beside which one of attention has room
 STAGE = 16 << 10  # bytes of a stage, at most, where it has more than the fewest columns
 FEWEST, WIDEST = DEPTH * WARPS, 512  # columns of a stage
+LEAST = 2  # stages, of which one is filled while the other is read
 MOST_ROWS = 80  # of a stage
 
 
@@ -332,7 +333,8 @@ def stream_of(
         return None
     every = range(EIGHT // halves, MOST_ROWS // halves + 1, y.per_word)
     rows = min(every, key=lambda rows: (_turns(problem.n, rows) * rows, -rows))
-    return shaped(Stream(rows, 0, 0), problem, halves, normed)
+    tile = shaped(Stream(rows, 0, 0), problem, halves, normed)
+    return tile if tile.stages >= min(LEAST, _steps(problem, tile)) else None
 
 
 def _turns(n: int, rows: int) -> int:
@@ -348,12 +350,17 @@ def shaped(tile: Stream, problem: Problem, halves: int, normed: bool, most: int 
         2 * halves * tile.height * columns > STAGE or columns >= 2 * problem.k
     ):
         columns //= 2
-    steps = -(-problem.k // columns)
+    steps = _steps(problem, replace(tile, columns=columns))
     sixteens = -(-halves * tile.height // DEPTH)
     others = 2 * steps * columns * (2 if normed else 1) + 8 * WARPS * sixteens * DEPTH + 2048
     stages = (most - others) // (2 * halves * tile.height * columns)
     stages = min(stages, steps * _turns(problem.n, tile.rows))
-    return replace(tile, columns=columns, stages=max(1, stages))
+    return replace(tile, columns=columns, stages=stages)
+
+
+def _steps(problem: Problem, tile: Stream) -> int:
+    """Stages of a block."""
+    return -(-problem.k // tile.columns)
 
 
 def stream_launch(product: Product, tile: Stream, gate: str, scalars: Scalars = ()) -> Lowered:
