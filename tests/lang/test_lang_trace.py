@@ -1220,6 +1220,10 @@ SHOWN = {
     "| `ptx.cluster_arrive()`": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.cluster_load(array": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.launch_dependents()`": "clusters.texts_assemble",
+    "| `ptx.await_launches()`": "clusters.what_is_read_early_is_known",
+    "| `b.send(i": "clusters.words_that_are_not_waited_for clusters.what_cannot_be_sent",
+    "What it reads before, no launch": "clusters.what_is_read_early_is_known",
+    "So `launch_dependents` changes": "clusters.texts_assemble",
     "| `ptx.grid_barrier()`": "grids.groups_meet",
     # of those, on Hopper
     "On Hopper (sm_90a) alone": "hopper.other_targets_refuse",

@@ -59,6 +59,7 @@ VARIANTS = {
     "cache_write": ("KVCache.append", "rows of k and v into a cache"),
     "cache_write_i8": ("KVCache.append", "rows of k and v into a cache in i8, each with a scale"),
     "normed_linear": ("normed_linear", "act(rms_norm(x) Wg^T) (rms_norm(x) Wu^T)"),
+    "linear_norm": ("linear", "many rows: a product and the norm of its result"),
     "expert_linear": ("Generator.generate", "the experts of each row: gates, or sums by share"),
     "sample": ("Generator.generate", "the next token of each sequence"),
     "beam_select": ("Generator.generate", "the candidates of a beam search that go on"),

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from centella.check.cases import planes
 from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
-from centella.dtypes import dtype_of, f16
+from centella.dtypes import bf16, dtype_of, f16
 from centella.ops.matmul import skinny
 from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.problem import LinearAttrs
+from centella.ops.matmul.streamed import CONSUMERS, WARPGROUP
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.tiled import tile_of
 from centella.ops.matmul.wgmma import WGMMA_TILES
@@ -58,6 +59,9 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
     if variant == "cluster":
         return caps.clusters
+    if variant == "streamed":
+        room = caps.max_workgroup >= CONSUMERS + WARPGROUP
+        return caps.warpgroups and room and all(d is bf16 for d in dtypes)
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
@@ -96,6 +100,8 @@ def warpgroups() -> list[Case]:
                  ((2, 1, 9, 8), (3, 8, 16)), ((0, 8), (8, 8))):  # fmt: skip
         cases.append(Case((In(a), In(b)), forced))
     cases.append(Case((In((19, 24), "large"), In((24, 9))), forced))
+    one = {**forced, "variant": "streamed"}
+    cases += [Case((In((1, k)), In((k, 70), layout="transposed")), one) for k in (128, 264)]
     cases.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
     return cases
 
@@ -108,6 +114,9 @@ def fused_on_tensor_cores() -> list[Case]:
     for m, n, k in ((5, 10, 24), (66, 33, 40), (17, 7, 9)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
         cases += [Case(operands, every), Case(operands, {**every, "variant": "wgmma"})]
+    one = {**forced, "variant": "streamed", "extras": ("bias", "residual"), "activation": "silu"}
+    for n, k in ((9, 128), (70, 264), (33, 1024)):
+        cases.append(Case((In((1, k)), In((n, k)), In((n,)), In((1, n))), one))
     few = {**every, "variant": "skinny_mma"}
     for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
@@ -137,6 +146,7 @@ def linear_norm() -> Row:
         cases.append(Case(tuple(operands), {**attrs, "variant": "apart"}, dtypes=("f32", "f16")))
         cases.append(Case((In((m, k), "large"), *operands[1:]), whole))
     rms = {"linear": LinearAttrs(("bias",), "silu"), "norm": NormAttrs("rms", 1e-5, ("weight",))}
+    cases.append(Case((In((3, 5, 8)), In((7, 8)), In((7,)), In((7,))), rms))
     for x in LAYOUTS:
         operands = [In((3, 5, 19), layout=x), In((7, 19)), In((7,)), In((7,))]
         cases.append(Case(tuple(operands), rms, dtypes=("f32", "f16")))
@@ -166,6 +176,10 @@ def normed_linear() -> Row:
         cases.append(Case((In((2, 36), layout=x), In((10, 36))), gate))
         cases.append(Case((In((2, 36)), In((10, 36), layout=x)), gate))
     cases.append(Case((In((1, 40), "large"), In((9, 40)), In((40,))), plain))
+    many = {**plain, "extras": (), "gate": "silu", "alpha": 0.5}
+    for m, n, k in ((40, 16, 72), (70, 21, 136)):
+        gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
+        cases += [Case(gated, {**many, "variant": v}) for v in ("mma", "wgmma")]
     return Row(FLOATS, tuple(cases), sums=True)
 
 
@@ -333,6 +347,8 @@ def conv1d() -> Row:
     for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13),
                        ("skinny_mma", 13)):  # fmt: skip
         cases.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
+    one = {**attrs, "padding": 0, "variant": "streamed"}
+    cases.append(Case((In((1, 16, 8)), In((33, 16, 8)), In((33,))), one))
     cases += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
     bare = {"stride": 2, "padding": 0, "activation": ""}
     for layout in LAYOUTS[1:]:

@@ -133,5 +133,5 @@ def sample_of(name: str, dtype: str, caps: Caps) -> list[Case]:
     number, parts = dtypes.index(dtype) - 1, min(3, len(dtypes) - 1)
     if number < 0:
         return cases
-    cases = [case for case in cases if dtype in WIDTHS or not case.laid_out]
+    cases = [case for case in cases if dtype in WIDTHS or not case.laid_out] or cases[:1]
     return cases[number % parts :: parts] or cases[:1]
