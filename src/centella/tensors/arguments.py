@@ -11,8 +11,8 @@ from operator import index
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from centella.dtypes import Array
 from centella.errors import ContractError, DTypeError, ShapeError
 from centella.tensors.tensor import Tensor, not_a_tensor
 
@@ -80,7 +80,7 @@ def epsilon(op: str, value: Any) -> float:
     return eps
 
 
-def expect_finite(op: str, what: str, rows: NDArray[Any], first: int = 0) -> None:
+def expect_finite(op: str, what: str, rows: Array, first: int = 0) -> None:
     """Refuse results [n, ...] that are not finite.
 
     Args:
