@@ -10,15 +10,16 @@ from weakref import WeakKeyDictionary
 from centella.dtypes import DType
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
+from centella.op.op import loaded
 from centella.tasks import speculation
-from centella.tasks.beam import Search
-from centella.tasks.beam_session import BeamSession
 from centella.tasks.pieces import Tally, Text
 from centella.tasks.prompts import Asked
 from centella.tasks.session import LEAST, Array, Ids, Session
 
 if TYPE_CHECKING:
     from centella.models.llama import LlamaModel
+    from centella.tasks.beam import Search
+    from centella.tasks.beam_session import BeamSession
 
 ROOM = 256  # capacities are multiples of it
 IDLE = 2  # sessions that are kept
@@ -93,7 +94,8 @@ class Sessions:
         ):  # fmt: skip
             return kept
         kept = None  # its memory is free before the other's is taken
-        return BeamSession(self._model, prompts, beam, capacity, steps, cache)
+        kind: type[BeamSession] = loaded("centella.tasks.beam_session:BeamSession")
+        return kind(self._model, prompts, beam, capacity, steps, cache)
 
     def _drop_others(self) -> None:
         """What was read with other weights holds no more."""

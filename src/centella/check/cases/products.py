@@ -48,6 +48,9 @@ SKINNY: tuple[tuple[int, int, int], ...] = (
     (13, 61, 37),
     (16, 264, 8),
 )
+ROOM = (
+    32 << 10
+)  # bytes of workgroup memory, more than attention of few queries on tensor cores takes
 ON_CORES: tuple[tuple[int, int, int], ...] = ((2, 67, 33), (13, 61, 37), (20, 264, 8))
 
 
@@ -58,15 +61,17 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     if variant == "skinny_mma":
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
     if variant == "cluster":
-        return caps.clusters
+        return caps.clusters and caps.max_shared >= ROOM
     if variant == "streamed":
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         return caps.warpgroups and room and all(d is bf16 for d in dtypes)
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
+        if variant == "split_mma":
+            return had and caps.max_shared >= ROOM
         if variant == "cluster_mma":
-            return had and caps.clusters
+            return had and caps.clusters and caps.max_shared >= ROOM
         if variant == "whole_rows":
             room = RowsTile(WIDEST).shared_bytes <= caps.max_shared
         return had and (variant not in ("wgmma", "whole_rows") or (room and caps.warpgroups))
