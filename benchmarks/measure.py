@@ -9,7 +9,8 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 
 import centella as ct
+from centella.emit.program import Kernel, Program
 from centella.op.variant import Variant
 
 Row = dict[str, Any]
@@ -176,6 +178,20 @@ def of_launch(device: ct.Device, call: Any) -> Row:
     return resources(device, call.kernel.program(
         device.caps, dtypes, unit, call.constants, call.workgroup, call.signature
     ))  # fmt: skip
+
+
+@contextmanager
+def launched() -> Iterator[list[Program]]:
+    """The programs of what is planned while this is entered, in order of launch."""
+    programs: list[Program] = []
+    traced = Kernel.program
+
+    def noted(self: Kernel, *args: Any) -> Program:
+        programs.append(traced(self, *args))
+        return programs[-1]
+
+    with mock.patch.object(Kernel, "program", noted):
+        yield programs
 
 
 def resources(device: ct.Device, program: Any) -> Row:

@@ -13,15 +13,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
-from measure import Call, Row, alternate, resources, summary, torch_or_none
+from measure import Call, Row, alternate, launched, resources, summary, torch_or_none
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.emit.program import Kernel, Program
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
 
 Array = np.ndarray[Any, Any]
@@ -198,14 +196,7 @@ def ours(
     """A captured plan of `count` launches over the sets, checked."""
     shared = [ct.asarray(v, kind, device) for v, kind in operands[1:]]
     turns = [ct.asarray(*operands[0], device) for _ in range(sets)]
-    programs: list[Program] = []
-    traced = Kernel.program
-
-    def noted(self: Kernel, *args: Any) -> Program:
-        programs.append(traced(self, *args))
-        return programs[-1]
-
-    with mock.patch.object(Kernel, "program", noted):
+    with launched() as programs:
         replay = device.compile(lambda: [case.ours(turns[i % sets], *shared) for i in range(count)])
     last = replay()[-1]
     ends = [e.astype("f32").numpy() if e.dtype.is_float else e.numpy() for e in ends_of(case, last)]

@@ -22,8 +22,6 @@ from generate import LAYERS, PROMPT, model_of
 from measure import READ, Row, alternate, summary
 
 import centella as ct
-from centella.ops.attention import rope_choice
-from centella.ops.attention.rope_cluster import RopeTile
 from centella.ops.matmul import streamed
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.runtime.plans import Plans
@@ -38,9 +36,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "heavy": {"least": 56 << 10},  # those of so many bytes a group are
     "large": {"shared": 200 << 10},  # beside which no attention has room
     "small": {"shared": 112 << 10},
-    "then": {"lets_in": "then"},  # attention lets the next launch in when it has waited itself
-    "alone": {"lets_in": ""},  # when it is over
-    "waits": {"early": False, "lets_in": ""},  # and asks for nothing before it has waited
 }
 
 
@@ -58,13 +53,9 @@ def configured(device: ct.Device, name: str) -> Iterator[None]:
         few = nbytes < how.get("least", 0)
         return None if few else stream_of(problem, dtypes, halves, normed, caps)
 
-    def met(split: Any, caps: Any) -> RopeTile:
-        return RopeTile(split, how.get("early", True), how.get("lets_in", "first"))
-
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(streamed, "shaped", other))
         stack.enter_context(mock.patch.object(streamed, "stream_of", some))
-        stack.enter_context(mock.patch.object(rope_choice, "met", met))
         device.executor.plans = Plans(device.executor.backend)
         yield
     device.executor.plans = Plans(device.executor.backend)

@@ -20,12 +20,11 @@ from unittest import mock
 import numpy as np
 from epilogues import fresh
 from gemv import REPLAYS, ROTATED, round_of
-from measure import Call, Row, alternate, forcing, named, resources, summary
+from measure import Call, Row, alternate, forcing, launched, named, resources, summary
 from random_weights import SPREAD
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.emit.program import Kernel, Program
 from centella.models.bert import BertConfig, BertModel
 from centella.nn.module import Parameter
 from centella.ops.matmul import whole_rows as kernels
@@ -131,14 +130,7 @@ def rounds_of(
     device: ct.Device, tensors: list[list[ct.Tensor]], count: int, op: Callable[..., ct.Tensor]
 ) -> tuple[Call, Any, Row]:
     """Replays of `count` launches, the last result of one, and the first kernel's resources."""
-    programs: list[Program] = []
-    traced = Kernel.program
-
-    def noted(self: Kernel, *args: Any) -> Program:
-        programs.append(traced(self, *args))
-        return programs[-1]
-
-    with mock.patch.object(Kernel, "program", noted):
+    with launched() as programs:
         replay = device.compile(lambda: [op(*tensors[i % len(tensors)]) for i in range(count)])
     got = replay()[-1].astype("f32").numpy()
     row = resources(device, programs[0]) if programs else {}

@@ -49,8 +49,6 @@ from centella.tasks.load import load
 from centella.tasks.logprobs import TokenLogprobs
 from centella.tasks.request import Request
 from centella.tasks.sampling import Sampling
-from centella.tasks.schedule import Scheduler
-from centella.tasks.search import Index, Matches
 from centella.tasks.stream import Stream
 from centella.tensors import functional as _functional
 from centella.tensors.batch import CommandBatch
@@ -72,7 +70,9 @@ from centella.tensors.tensor import Tensor, fetch
 
 if TYPE_CHECKING:  # which is to say itself what there is not
     from centella import serving  # loads asyncio: with its first use
-    from centella.tasks.transcribe import Transcriber  # and this what sound alone needs
+    from centella.tasks.schedule import Scheduler  # and these what few programs need
+    from centella.tasks.search import Index, Matches
+    from centella.tasks.transcribe import Transcriber
 else:
     from centella.lookup import module_dir as __dir__  # noqa: F401  # Python calls both
     from centella.lookup import module_getattr as __getattr__  # noqa: F401

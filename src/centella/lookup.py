@@ -7,8 +7,11 @@ from importlib import import_module
 
 from centella.tensors.hints import module_missing
 
-# The files of classes that few programs need: these load the operations of sound.
-LATER: dict[str, str] = {"Transcriber": "centella.tasks.transcribe"}
+# The files of classes that few programs need, with all that they alone load.
+LATER: dict[str, str] = {
+    "Index": "centella.tasks.search", "Matches": "centella.tasks.search",
+    "Scheduler": "centella.tasks.schedule", "Transcriber": "centella.tasks.transcribe",
+}  # fmt: skip
 
 
 def module_getattr(name: str) -> object:

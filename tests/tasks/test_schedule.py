@@ -481,6 +481,18 @@ class Seldom(Oracle):
         return len(row) % 9 == 0
 
 
+def guessed(
+    host: ct.Generator, asked: Asked, wanted: list[ct.Generation], kind: type[Oracle]
+) -> tuple[ct.Scheduler, list[ct.Request]]:
+    """A scheduler with all requests, each with what knows it."""
+    scheduler = ct.Scheduler(host, max_batch=6, background=False)
+    requests = [scheduler.submit(ids, **options, draft="lookup") for ids, options in asked]
+    for job, known in zip(scheduler._new, wanted, strict=True):
+        if job.lookup is not None:
+            job.lookup = kind(job.ids + known.ids)
+    return scheduler, requests
+
+
 def run_guessed(scheduler: ct.Scheduler, asked: Asked, wanted: list[ct.Generation]) -> Any:
     """Submit them all, most with what knows them; the results, and tokens of each pass."""
     requests, numbers, add = [], list[int](), scheduler._jobs._add_verified
@@ -525,11 +537,7 @@ def test_a_guess_withholds_nobody(host: ct.Generator) -> None:
     """Each step has a token or more of every request, also where a guess waits for its step."""
     asked = chats(6, 100, 40, seed=5)
     wanted = alone(host, asked)
-    scheduler = ct.Scheduler(host, max_batch=6, background=False)
-    requests = [scheduler.submit(ids, **options, draft="lookup") for ids, options in asked]
-    for job, known in zip(scheduler._new, wanted, strict=True):
-        if job.lookup is not None:
-            job.lookup = Seldom(job.ids + known.ids)
+    scheduler, requests = guessed(host, asked, wanted, Seldom)
     jobs = scheduler._jobs
     awaited = 0
     while True:
@@ -569,11 +577,7 @@ def test_a_pass_that_fails_ends_what_was_in_it(
 ) -> None:
     asked = chats(6, 100, 40)
     wanted = alone(host, asked)
-    scheduler = ct.Scheduler(host, max_batch=6, background=False)
-    requests = [scheduler.submit(ids, **options, draft="lookup") for ids, options in asked]
-    for job, known in zip(scheduler._new, wanted, strict=True):
-        if job.lookup is not None:
-            job.lookup = Oracle(job.ids + known.ids)
+    scheduler, requests = guessed(host, asked, wanted, Oracle)
     with monkeypatch.context() as patch:
 
         def fails(*_: Any) -> None:

@@ -12,7 +12,7 @@ from centella.dtypes import bf16, dtype_of, f16
 from centella.ops.matmul import skinny
 from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.problem import LinearAttrs
-from centella.ops.matmul.streamed import CONSUMERS, WARPGROUP
+from centella.ops.matmul.streamed_kernel import CONSUMERS, WARPGROUP
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.tiled import tile_of
 from centella.ops.matmul.wgmma import WGMMA_TILES

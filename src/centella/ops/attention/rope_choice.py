@@ -46,7 +46,7 @@ def _chunks(form: Form[RopeAttendAttrs]) -> bool:
 
 def met(split: SplitTile, caps: Caps) -> RopeTile:
     """How groups work, and when launches before and after overlap with theirs."""
-    return RopeTile(split, caps.early_launch, "first" if caps.early_launch else "")
+    return RopeTile(split, caps.early_launch)
 
 
 def _preferred(form: Form[RopeAttendAttrs], caps: Caps) -> bool:

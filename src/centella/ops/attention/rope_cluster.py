@@ -255,12 +255,9 @@ def walked(
         warp.load_keys(work.begin, cached)
         warp.load_values(work.begin, cached)
     step = StepRows(work, dim, rows, tokens, turn, norms, table)
-    if tile.lets_in == "first":
-        lang.ptx.launch_dependents()
     if tile.early:
-        lang.ptx.await_launches()
-    if tile.lets_in == "then":
         lang.ptx.launch_dependents()
+        lang.ptx.await_launches()
     step.fill(x, keys, values, writes)
     lang.barrier()
     warp.begin()
@@ -285,14 +282,12 @@ class RopeTile(Struct, frozen=True):
     """How a group works, and how its launch meets those beside it.
 
     Attributes:
-        early: the past is asked for before the launches before are over.
-        lets_in: when the next launch may begin: "first" of all; "then", when those before are
-            over; "" not before the end.
+        early: the past is asked for before the launches before are over, and the next launch may
+            begin at once.
     """
 
     split: SplitTile
-    early: bool = False
-    lets_in: str = ""
+    early: bool
 
 
 def _rope_attend(

@@ -25,12 +25,7 @@ Gated = Variant[Form[NormedAttrs], Product]
 def _product_of(form: Form[NormedAttrs]) -> Product:
     """The product of a gate; its n is that of the result."""
     x, weight, *_ = form.inputs
-    y = rows_of(form.outputs[0])
-    problem = Problem(
-        batch=1, m=y.shape[0], n=y.shape[1], k=x.shape[-1],
-        lda=rows_of(x).strides[0], ldb=weight.strides[0], ldy=y.strides[0],
-        sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
-    )  # fmt: skip
+    problem = Problem.of_rows(rows_of(x), weight, rows_of(form.outputs[0]))
     attrs = form.attrs
     specs = (*form.inputs, form.outputs[0])
     return Product(problem, specs, attrs.extras, 0, attrs.gate, attrs.alpha, gated=True)

@@ -107,12 +107,7 @@ PLANES: tuple[Variant[Form[LinearAttrs], bool], ...] = (
 def _linear(form: Form[LinearAttrs], caps: Caps) -> Lowered:
     """A product with a weight that is one tensor."""
     x, weight, *more = form.inputs
-    y = rows_of(form.outputs[0])
-    problem = Problem(
-        batch=1, m=y.shape[0], n=y.shape[1], k=x.shape[-1],
-        lda=rows_of(x).strides[0], ldb=weight.strides[0], ldy=y.strides[0],
-        sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
-    )  # fmt: skip
+    problem = Problem.of_rows(rows_of(x), weight, rows_of(form.outputs[0]))
     extras = dict(zip(form.attrs.extras, more, strict=True))
     residual_pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     product = Product(

@@ -246,21 +246,18 @@ def _launches(form: Form[NormedAttrs], fits: bool, caps: Caps) -> Lowered:
     y, gate = rows_of(form.outputs[0]), form.attrs.gate
     flat_x, extras = rows_of(x), dict(zip(form.attrs.extras, more, strict=True))
     m, k = flat_x.shape
-    problem = Problem(
-        batch=1, m=m, n=w.shape[0], k=k, lda=flat_x.strides[0], ldb=w.strides[0],
-        ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
-    )  # fmt: skip
+    problem = Problem.of_rows(flat_x, w, y)
     residual = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     attrs = form.attrs
     product = Product(
-        replace(problem, n=y.shape[1]), (*form.inputs, form.outputs[0]), tuple(extras), residual,
-        attrs.activation, attrs.alpha,
+        problem, (*form.inputs, form.outputs[0]), tuple(extras), residual, attrs.activation,
+        attrs.alpha,
     )  # fmt: skip
     if attrs.variant is None and streamed.STREAMED.preferred(product, caps):
         stream = streamed.normed_stream(product, attrs, caps)
         if stream is not None:
             return streamed.stream_launch(product, stream, gate, (("eps", attrs.eps),))
-    tile = normed_of(problem, (x.dtype, w.dtype), caps)
+    tile = normed_of(replace(problem, n=w.shape[0]), (x.dtype, w.dtype), caps)
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)
     if gate and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word
         tile = replace(tile, outs=2 * tile.outs)

@@ -56,6 +56,15 @@ class Problem(Struct, frozen=True):
     a_along_k: bool
     b_along_k: bool
 
+    @classmethod
+    def of_rows(cls, x: Spec, weight: Spec, y: Spec) -> Problem:
+        """Rows x [m, k] by a weight [.., k] to rows y [m, n]."""
+        (m, k), n = x.shape, y.shape[1]
+        return cls(
+            batch=1, m=m, n=n, k=k, lda=x.strides[0], ldb=weight.strides[0], ldy=y.strides[0],
+            sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
+        )  # fmt: skip
+
 
 def aligned(spec: Spec, pitch: int, batch: int) -> bool:
     """True when every row of a matrix, in every batch, starts on a 16-byte boundary."""

@@ -269,12 +269,7 @@ Whole = Form[LinearNormAttrs]
 def product_of(form: Whole) -> Product:
     """The product with its operands; the norm's vectors are the last extras."""
     x, weight, *more = form.inputs
-    y, rows = rows_of(form.outputs[0]), rows_of(x)
-    problem = Problem(
-        batch=1, m=y.shape[0], n=y.shape[1], k=rows.shape[1],
-        lda=rows.strides[0], ldb=weight.strides[0], ldy=y.strides[0],
-        sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
-    )  # fmt: skip
+    problem = Problem.of_rows(rows_of(x), weight, rows_of(form.outputs[0]))
     renamed = {"bias": "shift"}
     vectors = [renamed.get(name, name) for name in form.attrs.norm.vectors]
     names = (*form.attrs.linear.extras, *vectors)

@@ -1,0 +1,289 @@
+"""The product of one row by tiles of weights that the copy engine brings (sm_90a): `streamed`.
+
+    y[n] = f(alpha (h . W[n, :]) + bias[n]) + residual[n]          h = x, or x / rms(x) * norm
+    y[n] = act(h . W[n, :]) * (h . W[half + n, :])                 with a gate
+
+A group stays on its multiprocessor and takes blocks of outputs in turn, so many that all groups
+have as much to read. One thread has tiles of the weight copied into a ring in shared memory. It
+begins before the launches before this one are over, since they do not write weights, and lets the
+next launch in once its last copy is on its way: so memory is busy while results go from one launch
+to the next. The other two warpgroups multiply what has arrived: rows of W are the rows of the first
+factor of `mma.sync`, x is a column of the second. Where x has been normalised it is f32: the pair
+of bf16 that add up to it are two columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from centella import lang
+from centella.dtypes import bf16, f32, u32
+from centella.emit.program import Kernel
+from centella.lang.memory import Argument
+from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.operands import KERNEL
+from centella.ops.ring import Ring
+
+WARP, QUAD, EIGHT, DEPTH = 32, 4, 8, 16
+WARPGROUP = 128
+CONSUMERS = 256  # threads that multiply
+WARPS = CONSUMERS // WARP
+HIGH = 0xFFFF0000
+PAD = 4  # words between the two columns of x, for banks of their own
+
+
+class Stream(Struct, frozen=True):
+    """How a group works: outputs of a block, columns of a stage, stages of the ring."""
+
+    rows: int
+    columns: int
+    stages: int
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile in shared memory: whole patterns."""
+        return -(-self.rows // EIGHT) * EIGHT
+
+    def stage_bytes(self, halves: int) -> int:
+        """Bytes of shared memory of a stage."""
+        return 2 * halves * self.height * self.columns
+
+
+class _Shares:
+    """What both roles see: the ring of weights, its barriers, sizes."""
+
+    def __init__(self, tile: Stream, w: Any, halves: int, depth: int) -> None:
+        self.tile, self.halves = tile, halves
+        names = ("n", "k", "ldw", "half", "rows", "blocks")
+        self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
+        shape = (tile.stages * halves, tile.height, tile.columns)
+        self.ring = lang.ptx.SharedTile(w.dtype, shape)
+        extents = (self.p["k"], self.p["rows"])
+        self.map = lang.ptx.TensorMap(w, self.ring, extents, (self.p["ldw"],), tile.rows)
+        self.steps = -(-depth // tile.columns)
+        self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
+        self.met = lang.ptx.Barriers(1)  # of the consumers
+        with lang.if_(lang.local_id() == 0):
+            for stage in range(tile.stages):
+                self.full.init(stage, 1)
+                self.empty.init(stage, WARPS)
+            self.met.init(0, CONSUMERS)
+            lang.ptx.init_fence()
+        lang.barrier()
+
+    def blocks(self) -> Any:
+        """The blocks of this group."""
+        return lang.range(lang.group_id(), self.p["blocks"], lang.num_groups())
+
+
+def _produce(shared: _Shares) -> None:
+    """Have all tiles copied, one after the other, as stages become free."""
+    tile, ring = shared.tile, Ring(shared.tile.stages)
+    for block in shared.blocks():
+        for step in lang.range(lang.const(shared.steps, u32)):
+            stage = ring.stage.get()
+            shared.empty.wait(stage, ring.parity ^ 1)
+            nbytes = 2 * shared.halves * tile.rows * tile.columns
+            shared.full.expect(stage, lang.const(nbytes, u32))
+            for half in range(shared.halves):
+                row = block * tile.rows + (shared.p["half"] if half else 0)
+                at = (step * tile.columns, row)
+                slot = stage * shared.halves + half
+                lang.ptx.tma_load(shared.map, at, slot, shared.full, stage)
+            ring.advance()
+    lang.ptx.launch_dependents()
+
+
+class _Row:
+    """x in shared memory, a word of two elements after the other, for each of its columns."""
+
+    def __init__(self, capacity: int, columns: int) -> None:
+        self.capacity, self.columns = capacity, columns
+        self.pitch = -(-capacity // 2 // WARP) * WARP + PAD
+        self._memory = lang.shared(u32, columns * self.pitch)
+        self.squares = lang.shared(f32, WARPS)
+
+    def norms(self, me: Any, norm: Any, k: Any) -> list[list[Any]]:
+        """This thread's values of the norm's weight."""
+        per, values = norm.dtype.per_chunk, []
+        for base in range(0, self.capacity // EIGHT, CONSUMERS):
+            at = lang.minimum((me + base) * EIGHT, k - EIGHT)
+            values.append([v for j in range(0, EIGHT, per) for v in norm.load(at + j)])
+        return values
+
+    def fill(self, me: Any, x: Any, k: Any, norms: list[list[Any]] | None) -> None:
+        """Write this thread's chunks of x; with a norm also the sum of squares of each warp."""
+        chunks = [me + base for base in range(0, self.capacity // EIGHT, CONSUMERS)]
+        every = [x.load_bits(lang.minimum(c * EIGHT, k - EIGHT)) for c in chunks]
+        total = lang.const(0.0, f32)
+        for i, (chunk, bits) in enumerate(zip(chunks, every, strict=True)):
+            inside = chunk * EIGHT < k
+            columns = [bits]
+            if norms is not None:
+                values = x.unpack(bits)
+                for value in values:
+                    total = lang.fma(value, lang.select(inside, value, 0.0), total)
+                scaled = [v * n for v, n in zip(values, norms[i], strict=True)]
+                columns = _two(scaled, x)
+            with lang.if_(chunk < self.capacity // EIGHT):
+                for c, words in enumerate(columns):
+                    for j, word in enumerate(words):
+                        at = chunk * (EIGHT // 2) + (c * self.pitch + j)
+                        self._memory[at] = lang.select(inside, word, 0)
+        if norms is not None:
+            for distance in (16, 8, 4, 2, 1):
+                total = total + lang.shuffle_xor(total, distance)
+            with lang.if_(me % WARP == 0):
+                self.squares[me // WARP] = total
+
+    def start(self, lane: Any) -> Any:
+        """Where this thread's words of the second factor begin."""
+        return lane % QUAD + lane // QUAD % self.columns * self.pitch
+
+    def load(self, at: Any) -> tuple[Any, Any]:
+        """The registers of a factor from a word on."""
+        return self._memory[at], self._memory[at + QUAD]
+
+
+def _two(values: list[Any], x: Any) -> list[list[Any]]:
+    """f32 numbers as two lists of words: what of each is bf16, and what is left, rounded."""
+    cut = [lang.bitcast(lang.bitcast(v, u32) & HIGH, f32) for v in values]
+    left = [lang.select(v == c, 0.0, v - c) for v, c in zip(values, cut, strict=True)]
+    return [x.pack(cut), x.pack(left)]
+
+
+def _streamed(
+    *, tile: Stream, depth: int, gate: str, activation: str, x: Argument, w: Argument,
+    y: Argument, **extra: Argument,
+) -> None:  # fmt: skip
+    lang.ptx.resident(2)
+    halves = 2 if gate else 1
+    shared = _Shares(tile, w, halves, depth)
+    row = _Row(shared.steps * tile.columns, 2 if "norm" in extra else 1)
+    sixteens = -(-halves * tile.height // DEPTH)
+    scratch = lang.shared(f32, 2 * WARPS * sixteens * DEPTH)
+    with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
+        _produce(shared)
+    with lang.ptx.role(WARPGROUP, CONSUMERS):
+        _consume(shared, row, scratch, sixteens, gate, activation, x, y, extra)
+
+
+def _consume(
+    shared: _Shares, row: _Row, scratch: Any, sixteens: int, gate: str, activation: str, x: Any,
+    y: Any, extra: dict[str, Any],
+) -> None:  # fmt: skip
+    tile, p = shared.tile, shared.p
+    me = lang.local_id() - WARPGROUP
+    warp, lane = me // WARP, me % WARP
+    norms = row.norms(me, extra["norm"], p["k"]) if "norm" in extra else None
+    lang.ptx.await_launches()
+    row.fill(me, x, p["k"], norms)
+    turn = lang.var(0, u32)
+    _meet(shared, turn)
+    share = tile.columns // WARPS  # of a stage's columns, of a warp
+    starts = [_chunk(shared, warp * share, lane, i) for i in range(sixteens)]
+    words = row.start(lane) + warp * (share // 2)
+    chains = max(1, 4 // sixteens)
+    sums = [
+        [lang.ptx.Fragment(f32, (16, 8)) for _ in range(min(chains, share // DEPTH))]
+        for _ in range(sixteens)
+    ]
+    height, width = lang.ptx.Fragment(bf16, (16, 16)), lang.ptx.Fragment(bf16, (16, 8))
+    ring = Ring(tile.stages)
+    for block in shared.blocks():
+        for fragment in (f for line in sums for f in line):
+            fragment.fill(0.0)
+        for step in lang.range(lang.const(shared.steps, u32)):
+            stage = ring.stage.get()
+            shared.full.wait(stage, ring.parity)
+            slot = shared.ring.at_stage(stage * shared.halves)
+            at = words + step * (tile.columns // 2)
+            for k in range(share // DEPTH):
+                width[0], width[1] = row.load(at + k * EIGHT)
+                for line, start in zip(sums, starts, strict=True):
+                    lang.ptx.ldmatrix(shared.ring, shared.ring.right(start + slot, 2 * k), height)
+                    lang.ptx.mma_sync(line[k % len(line)], height, width)
+            with lang.if_(lane == 0):
+                shared.empty.arrive(stage)
+            ring.advance()
+        base = turn % 2 * (WARPS * sixteens * DEPTH)
+        _leave(sums, scratch, base + warp * (sixteens * DEPTH), lane, row.columns)
+        _meet(shared, turn)
+        _store(shared, scratch, base, sixteens, block, me, row, gate, activation, y, extra)
+
+
+def _meet(shared: _Shares, turn: Any) -> None:
+    """The consumers meet."""
+    shared.met.arrive(0)
+    shared.met.wait(0, turn.get() % 2)
+    turn.set(turn + 1)
+
+
+def _chunk(shared: _Shares, column: Any, lane: Any, sixteen: int) -> Any:
+    """Where a lane's row of sixteen begins for `ldmatrix`; past the last it is the last."""
+    tile, height = shared.tile, shared.tile.height
+    at = lane % DEPTH + sixteen * DEPTH
+    half = lang.minimum(at // height, shared.halves - 1)
+    line = lang.minimum(at - half * height, tile.rows - 1)
+    return shared.ring.chunk(line, column // EIGHT + lane // DEPTH, half)
+
+
+def _leave(sums: Any, scratch: Any, at: Any, lane: Any, columns: int) -> None:
+    """Write a warp's sums, of each row of sixteen one."""
+    for i, line in enumerate(sums):
+        for below in range(2):
+            total = line[0][2 * below]
+            for fragment in line[1:]:
+                total = total + fragment[2 * below]
+            if columns == 2:
+                for fragment in line:
+                    total = total + fragment[2 * below + 1]
+            with lang.if_(lane % QUAD == 0):
+                scratch[at + lane // QUAD + (i * DEPTH + below * EIGHT)] = total
+
+
+def _store(
+    shared: _Shares, scratch: Any, base: Any, sixteens: int, block: Any, me: Any, row: _Row,
+    gate: str, activation: str, y: Any, extra: dict[str, Any],
+) -> None:  # fmt: skip
+    """Add up the warps' sums, and store a word of outputs a thread."""
+    tile, p, per = shared.tile, shared.p, y.dtype.per_word
+    first = block * tile.rows
+
+    def total(line: Any) -> Any:
+        parts = [scratch[base + line + i * (sixteens * DEPTH)] for i in range(WARPS)]
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole + part
+        return whole
+
+    offset = me * per
+    with lang.if_((offset < tile.rows) & (first + offset < p["n"])):
+        factor: Any = None
+        if row.columns == 2:
+            squares = row.squares[0]
+            for i in range(1, WARPS):
+                squares = squares + row.squares[i]
+            mean = squares / lang.cast(p["k"], f32)
+            factor = 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
+        out = []
+        for j in range(per):
+            value = total(offset + j)
+            value = value if factor is None else value * factor
+            if gate:
+                alpha = lang.parameter("alpha", f32)
+                other = total(offset + j + tile.height) * (
+                    alpha if factor is None else factor * alpha
+                )
+                value = ACTIVATIONS[gate](KERNEL, value * alpha) * other
+            out.append(value)
+        if not gate:
+            finish = Epilogue(activation, extra, first + offset, per, p["n"])
+            out = finish(out, lang.const(0, u32))
+        y.store(first + offset, out)
+
+
+kernel: Kernel = Kernel(_streamed, workgroup=WARPGROUP + CONSUMERS, name="streamed")
