@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 from contextlib import suppress
-from importlib import import_module
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from centella.errors import MissingExtraError, WeightsError
 from centella.weights.model_files import is_file, kind, read_json, read_json_as, show
+from centella.weights.repositories import repositories_like
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # What a folder is read from.
@@ -80,8 +80,7 @@ def _meant(path: str, named: bool) -> str:
     names = [near] if near else []
     alone = NAME.fullmatch(path) is not None
     if alone and near.lower() != path.lower():
-        table = import_module("centella.weights.repositories")  # of a message alone
-        names += table.repositories_like(path)
+        names += repositories_like(path)
     if names:
         return f"; did you mean {' or '.join(map(repr, names))}?"
     return f"; for a repository write its owner too: 'owner/{path}'" if alone else ""
