@@ -21,7 +21,7 @@ import numpy as np
 from checkpoints import values_of
 from gemv import REPLAYS, ROTATED, round_of
 from generate import PROMPT, model_of
-from measure import Call, Row, alternate, summary
+from measure import Call, Row, alternate, error_of, print_kernels, summary
 from random_weights import fill
 
 import centella as ct
@@ -70,11 +70,6 @@ def wanted(gate: str, x: Array, w: Array) -> Array:
     sums = x.astype(np.float64) @ w.astype(np.float64).T
     n = len(w) // 2
     return np.asarray(ACTIVATIONS[gate](NUMPY, sums[:, :n]) * sums[:, n:])
-
-
-def error_of(got: Array, want: Array) -> float:
-    """Relative, of Frobenius norms."""
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
 def check(device: ct.Device, dtype: DType, small: bool) -> None:
@@ -237,12 +232,3 @@ def timed_once(call: Call, wait: Call) -> None:
     """A call and the wait for the device."""
     call()
     wait()
-
-
-def print_kernels(who: str, call: Callable[[], object]) -> None:
-    """What each kernel takes, timed one launch at a time."""
-    call()
-    with ct.ledger(timing=True) as led:
-        call()
-    print(f"  {who}:\n{led}", flush=True)
-    del led

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 import centella as ct
 from centella.emit.program import Kernel, Program
 from centella.op.variant import Variant
+from centella.runtime.plans import Plans
 
 Row = dict[str, Any]
 Call = Callable[[], None]
@@ -42,7 +43,8 @@ def gpu() -> str:
     return run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"])
 
 
-READ = next((rate for name, rate in READS.items() if name in gpu()), READS["H200"])
+CARD = gpu()
+READ = next((rate for name, rate in READS.items() if name in CARD), READS["H200"])
 
 
 def machine() -> Row:
@@ -178,6 +180,25 @@ def of_launch(device: ct.Device, call: Any) -> Row:
     return resources(device, call.kernel.program(
         device.caps, dtypes, unit, call.constants, call.workgroup, call.signature
     ))  # fmt: skip
+
+
+def error_of(got: Any, wanted: Any) -> float:
+    """Relative Frobenius error."""
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def fresh(device: ct.Device) -> AbstractContextManager[Any]:
+    """Plan anew while this is entered: plans are kept by what was recorded."""
+    return mock.patch.object(device.executor, "plans", Plans(device.backend))
+
+
+def print_kernels(who: str, call: Callable[[], object]) -> None:
+    """What each kernel takes, timed one launch at a time."""
+    call()
+    with ct.ledger(timing=True) as led:
+        call()
+    print(f"  {who}:\n{led}", flush=True)
+    del led
 
 
 @contextmanager

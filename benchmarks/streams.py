@@ -2,63 +2,40 @@
 
     python benchmarks/run.py streams --devices cuda --shapes 4b,0.6b --rounds 5
 
-Configurations take turns. `--tiles` names some of them (shipped,thin,...); what concerns attention
-alone is left out but for tokens. Each shape is first compared with float64. Shapes are timed as 36
-launches of a replay that depend on each other, over the weights of four layers in turn; a chain has
-the four products of nine times four layers.
+Both take turns. Each shape is first compared with float64. Shapes are timed as 36 launches of a
+replay that depend on each other, over the weights of four layers in turn; a chain has the four
+products of nine times four layers.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from generate import LAYERS, PROMPT, model_of
-from measure import READ, Row, alternate, summary
+from measure import READ, Row, alternate, error_of, fresh, summary
 
 import centella as ct
 from centella.ops.matmul import streamed
-from centella.ops.matmul.table import MULTIPROCESSORS
-from centella.runtime.plans import Plans
 from centella.tasks.sampling import Sampling
 from centella.tasks.session import Session
 from centella.tensors.functional import linear, normed_linear
 
 LAUNCHES, TOKENS, WORST = 36, 48, 0.01
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "shipped": {},  # as it is chosen
-    "thin": {"least": 1 << 30},  # no product is streamed
-    "heavy": {"least": 56 << 10},  # those of so many bytes a group are
-    "large": {"shared": 200 << 10},  # beside which no attention has room
-    "small": {"shared": 112 << 10},
-}
+CONFIGURATIONS = ("shipped", "thin")  # as it is chosen; no product is streamed
 
 
 @contextmanager
 def configured(device: ct.Device, name: str) -> Iterator[None]:
     """Plans of a configuration, while this is entered."""
-    how = CONFIGURATIONS[name]
-    shaped, stream_of = streamed.shaped, streamed.stream_of
-
-    def other(tile: Any, problem: Any, halves: int, normed: bool) -> Any:
-        return shaped(tile, problem, halves, normed, how.get("shared", streamed.SHARED))
-
-    def some(problem: Any, dtypes: Any, halves: int, normed: bool, caps: Any) -> Any:
-        nbytes = 2 * halves * problem.n * problem.k // MULTIPROCESSORS
-        few = nbytes < how.get("least", 0)
-        return None if few else stream_of(problem, dtypes, halves, normed, caps)
-
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(streamed, "shaped", other))
-        stack.enter_context(mock.patch.object(streamed, "stream_of", some))
-        device.executor.plans = Plans(device.executor.backend)
+    of = streamed.stream_of if name == "shipped" else lambda *_: None
+    with mock.patch.object(streamed, "stream_of", of), fresh(device):
         yield
-    device.executor.plans = Plans(device.executor.backend)
 
 
 Product = Callable[[Any, Any], Any]  # of a layer and x
@@ -112,16 +89,13 @@ def streams(args: argparse.Namespace) -> Iterator[Row]:
     ):
         for device_name in args.devices:
             device = ct.device(device_name)
-            names = [n for n in CONFIGURATIONS if args.tiles is None or n in args.tiles.split(",")]
-            yield from _of(model_of(size, device, "bf16"), size, device, names, args)
+            yield from _of(model_of(size, device, "bf16"), size, device, args)
 
 
-def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iterator[Row]:
+def _of(model: Any, size: str, device: Any, args: Any) -> Iterator[Row]:
     layers = model.layers[:LAYERS]
     random = np.random.default_rng(3)
     base: Row = {"shape": (size, 1)}
-    every = names
-    names = [n for n in names if n == "shipped" or {"least", "shared"} & {*CONFIGURATIONS[n]}]
     for what, product in PRODUCTS.items():
         k = weight_of(what, layers[0]).shape[1]
         x = ct.asarray(random.standard_normal((1, k), np.float32), "bf16", device)
@@ -131,15 +105,15 @@ def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iter
         right = wanted(what, layers[-1], host, some)
         nbytes = weight_of(what, layers[0]).nbytes * LAUNCHES
         calls: dict[str, Any] = {}
-        for name in names:
+        for name in CONFIGURATIONS:
             with configured(device, name):
                 replay = device.compile(partial(_each, product, layers, x))
                 got = replay()[-1].astype("f32").numpy()[:, some]
-            error = float(np.linalg.norm(got - right) / np.linalg.norm(right))
+            error = error_of(got, right)
             assert error < WORST, (what, name, error)
             calls[name] = _waited(replay, device)
         yield from _rows(f"product {what}", base, calls, nbytes, args.rounds, LAUNCHES)
-    yield from _head(model, base, device, names, args)
+    yield from _head(model, base, device, args)
     calls = {}
     nbytes = sum(weight_of(w, layers[0]).nbytes for w in PRODUCTS) * LAUNCHES
     hidden = model.config.hidden_size
@@ -155,25 +129,22 @@ def _of(model: Any, size: str, device: Any, names: list[str], args: Any) -> Iter
         return y
 
     first: Any = None
-    for name in names:
+    for name in CONFIGURATIONS:
         with configured(device, name):
             replay = device.compile(chain)
             got = replay().astype("f32").numpy()
         first = got if first is None else first
-        print(
-            f"  chain {name}: differs from {names[0]} by "
-            f"{np.linalg.norm(got - first) / np.linalg.norm(first):.4f}"
-        )
+        print(f"  chain {name}: differs from {CONFIGURATIONS[0]} by {error_of(got, first):.4f}")
         calls[name] = _waited(replay, device)
     yield from _rows("chain of products", base, calls, nbytes, args.rounds, 4 * LAUNCHES)
-    yield from _tokens(model, base, device, every, args)
+    yield from _tokens(model, base, device, args)
 
 
 def _each(product: Product, layers: Any, x: Any) -> list[Any]:
     return [product(layers[i % len(layers)], x) for i in range(LAUNCHES)]
 
 
-def _head(model: Any, base: Row, device: Any, names: list[str], args: Any) -> Iterator[Row]:
+def _head(model: Any, base: Row, device: Any, args: Any) -> Iterator[Row]:
     """The logits, four times; of 151936 outputs some are compared with float64."""
     w, hidden = model.embed_tokens.weight, model.config.hidden_size
     x = ct.asarray(
@@ -184,11 +155,11 @@ def _head(model: Any, base: Row, device: Any, names: list[str], args: Any) -> It
     host = host / np.sqrt(np.mean(host * host, -1, keepdims=True) + 1e-6)
     rows = ct.gather(w, ct.asarray(some, "i32", device)).astype("f32").numpy().astype(float)
     right, calls = host @ rows.T, {}
-    for name in names:
+    for name in CONFIGURATIONS:
         with configured(device, name):
             replay = device.compile(lambda: [model.head(x) for _ in range(4)])
             got = replay()[-1].numpy()[:, some]
-        error = float(np.linalg.norm(got - right) / np.linalg.norm(right))
+        error = error_of(got, right)
         assert error < WORST, ("head", name, error)
         calls[name] = _waited(replay, device)
     yield from _rows("product head", base, calls, 4 * w.nbytes, args.rounds, 4)
@@ -214,24 +185,24 @@ def _rows(
                "beyond_us": 1e6 * (best - nbytes / READ) / launches}  # fmt: skip
 
 
-def _tokens(model: Any, base: Row, device: Any, names: list[str], args: Any) -> Iterator[Row]:
+def _tokens(model: Any, base: Row, device: Any, args: Any) -> Iterator[Row]:
     prompt = 16 if args.small else PROMPT
     ids = np.random.default_rng(1).integers(0, model.config.vocab_size, (1, prompt)).tolist()
     sessions: dict[str, Session] = {}
     texts: dict[str, list[Any]] = {}
-    for name in names:
+    for name in CONFIGURATIONS:
         with configured(device, name):
             session = sessions[name] = Session(model, 1, prompt + (args.rounds + 8) * TOKENS)
             session.start(ids)
             session.choose_by(Sampling(), ids)
             texts[name] = [int(np.ravel(t)[0]) for t in session.run(TOKENS)]
-        same = sum(a == b for a, b in zip(texts[name], texts[names[0]], strict=True))
-        print(f"  tokens {name}: {same} of {TOKENS} as {names[0]}'s")
+        same = sum(a == b for a, b in zip(texts[name], texts[CONFIGURATIONS[0]], strict=True))
+        print(f"  tokens {name}: {same} of {TOKENS} as {CONFIGURATIONS[0]}'s")
     calls = {name: (lambda s=s: list(s.run(TOKENS))) for name, s in sessions.items()}
     for who, seconds in alternate(calls, args.rounds).items():
         yield {"bench": "decode", "who": who, "unit": "tokens/s", **base,
                **summary(seconds, TOKENS), "best": TOKENS / min(seconds)}  # fmt: skip
-    for name in names:
+    for name in CONFIGURATIONS:
         with ct.ledger(timing=True) as led:
             list(sessions[name].run(1))
         kernels = sorted(led.kernels(), key=lambda k: -(k.milliseconds or 0.0))

@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 from gemv import REPLAYS, ROTATED, graphed, on_torch, round_of
-from measure import Call, Row, alternate, forcing, named, of_launch, summary, torch_or_none
+from measure import (
+    Call,
+    Row,
+    alternate,
+    error_of,
+    forcing,
+    named,
+    of_launch,
+    summary,
+    torch_or_none,
+)
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
@@ -112,11 +122,6 @@ def forced(tile: AnyTile | None) -> Any:
         return tile if takes else next(iter(WGMMA_TILES))
 
     return forcing(choice, kernel, title(tile), tile_of)
-
-
-def error_of(got: Any, wanted: Any) -> float:
-    """Relative Frobenius error."""
-    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
 def placed(device: ct.Device, values: Any, dtype: DType, way: str) -> ct.Tensor:

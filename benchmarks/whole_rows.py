@@ -13,25 +13,22 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from epilogues import fresh
+from checkpoints import values_of
 from gemv import REPLAYS, ROTATED, round_of
-from measure import Call, Row, alternate, forcing, launched, named, resources, summary
-from random_weights import SPREAD
+from measure import Call, Row, alternate, fresh, launched, print_kernels, resources, summary
+from random_weights import fill
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.models.bert import BertConfig, BertModel
-from centella.nn.module import Parameter
+from centella.models.bert import BertModel
+from centella.models.bert_config import BertConfig
 from centella.ops.matmul import whole_rows as kernels
 from centella.ops.matmul.problem import LinearAttrs
-from centella.ops.matmul.whole_rows import WHOLE_ROWS, RowsTile
 from centella.ops.norm import NormAttrs
-from centella.specs import Caps
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
 from centella.tensors.tensor import apply
 
@@ -41,34 +38,16 @@ SHAPES = ((65536, 384, 384), (65536, 384, 1536))  # MiniLM, 512 x 128: rows, col
 SMALL = ((131, 128, 72),)
 ODD = ((1, 384, 8), (65, 384, 40), (129, 384, 1536), (777, 64, 136), (300, 320, 31 * 8),
        (20000, 384, 384))  # fmt: skip
-Shape = tuple[int, int, int]  # depth of a stage, stages, groups of a cluster
-TILES: tuple[Shape, ...] = ((64, 2, 2), (64, 2, 1), (32, 4, 2), (32, 4, 1))  # first the shipped one
 EXTRAS = (("bias", "residual"), ("bias",), ("residual",), ())
 REPLAYED = 1e12  # operations of a replay
 NEAR = 4e-4  # in units of the largest result, beside the rounding of the store
 ENDS = 64  # rows at either end that are compared
 
 
-def title(tile: Shape) -> str:
-    """A tile as it is printed."""
-    alone = "" if tile[2] == 1 else f", clusters of {tile[2]}"
-    return f"whole rows, {tile[0]} deep, {tile[1]} stages{alone}"
-
-
-def forced(tile: Shape) -> AbstractContextManager[Any]:
-    """Let a variant of the tile's title be the kernel on it."""
-
-    def tile_of(form: Any, caps: Caps) -> RowsTile | None:
-        shipped = kernels.tile_of(form, caps)
-        return None if shipped is None else RowsTile(shipped.columns, *tile)
-
-    return forcing(kernels, WHOLE_ROWS, title(tile), tile_of)
-
-
-def joined(name: str, extras: tuple[str, ...]) -> Callable[..., ct.Tensor]:
-    """The product and its norm as one op, by a variant."""
+def joined(extras: tuple[str, ...]) -> Callable[..., ct.Tensor]:
+    """The product and its norm as one op, in one launch."""
     attrs = {"linear": LinearAttrs(extras, ""), "norm": NormAttrs("layer", EPS, ("weight", "bias"))}
-    return lambda *tensors: apply("linear_norm", *tensors, variant=name, **attrs)
+    return lambda *tensors: apply("linear_norm", *tensors, variant="whole_rows", **attrs)
 
 
 def apart(x: ct.Tensor, w: ct.Tensor, *more: ct.Tensor) -> ct.Tensor:
@@ -105,7 +84,7 @@ def wanted(values: list[Array], extras: tuple[str, ...], rows: Array) -> Array:
     return np.asarray(y * more[-2] + more[-1])
 
 
-def check(device: ct.Device, tile: Shape, dtype: DType, small: bool) -> float:
+def check(device: ct.Device, dtype: DType, small: bool) -> float:
     """The largest relative Frobenius error over odd shapes.
 
     Raises:
@@ -116,12 +95,11 @@ def check(device: ct.Device, tile: Shape, dtype: DType, small: bool) -> float:
     for (m, n, k), extras in itertools.product(sizes, EXTRAS):
         values = operands(m, n, k, extras, dtype)
         tensors = [ct.asarray(v, dtype, device) for v in values]
-        with forced(tile):
-            got = widen(joined(title(tile), extras)(*tensors).numpy(), dtype).astype(np.float64)
+        got = widen(joined(extras)(*tensors).numpy(), dtype).astype(np.float64)
         want = wanted(values, extras, np.arange(m))
         off = np.abs(got - want)
         near = dtype.epsilon * np.abs(want) + NEAR * np.abs(want).max()
-        assert (off <= near).all(), (title(tile), m, n, k, extras, float(off.max()))
+        assert (off <= near).all(), (m, n, k, extras, float(off.max()))
         worst = max(worst, float(np.linalg.norm(got - want) / np.linalg.norm(want)))
     return worst
 
@@ -138,40 +116,28 @@ def rounds_of(
 
 
 def whole_rows(args: argparse.Namespace) -> Iterator[Row]:
-    """Every tile checked; both sizes; MiniLM."""
+    """Checked; both sizes; MiniLM."""
     dtypes = [dtype_of(kind) for kind in (args.dtypes or "f16").split(",")]
-    tiles = [t for t in TILES if t == TILES[0] or named(title(t), args.tiles)]
     for name in args.devices:
         device = ct.device(name)
         if not device.caps.warpgroups:
             print(f"{name}: skipped, it has no warpgroups")
             continue
         for dtype in dtypes:
-            passed = list(_checked(device, tiles, dtype, args.small))
+            try:
+                worst = check(device, dtype, args.small)
+            except ct.LimitError as error:
+                print(f"whole rows: skipped, {str(error).splitlines()[0]}")
+                continue
+            print(f"whole rows {dtype.name}: checked, relative error at most {worst:.1e}")
             for shape in SMALL if args.small else SHAPES:
-                yield from _timed(device, shape, dtype, passed, args)
+                yield from _timed(device, shape, dtype, args)
         yield from minilm(device, name, args)
 
 
-def _checked(device: ct.Device, tiles: list[Shape], dtype: DType, small: bool) -> Iterator[Shape]:
-    for tile in tiles:
-        try:
-            worst = check(device, tile, dtype, small)
-        except ct.LimitError as error:
-            print(f"{title(tile)}: skipped, {str(error).splitlines()[0]}")
-        except AssertionError as error:
-            print(f"{title(tile)} {dtype.name}: not timed, past the bound: {error}")
-            if tile == TILES[0]:
-                raise
-        else:
-            print(f"{title(tile)} {dtype.name}: checked, relative error at most {worst:.1e}")
-            yield tile
-
-
 def _timed(
-    device: ct.Device, shape: tuple[int, int, int], dtype: DType, tiles: list[Shape],
-    args: argparse.Namespace,
-) -> Iterator[Row]:  # fmt: skip
+    device: ct.Device, shape: tuple[int, int, int], dtype: DType, args: argparse.Namespace
+) -> Iterator[Row]:
     m, n, k = shape
     work = 2.0 * math.prod(shape)
     values = operands(m, n, k, EXTRAS[0], dtype)
@@ -185,15 +151,9 @@ def _timed(
     count = 2 if args.small else max(sets, round(REPLAYED / work))
     contestants: dict[str, Call] = {}
     kernel: dict[str, Row] = {}
-    for tile in tiles:
-        with forced(tile):
-            op = joined(title(tile), EXTRAS[0])
-            call, got, kernel[title(tile)] = rounds_of(device, tensors, count, op)
-        contestants[title(tile)] = call
-        _compare(got, values, (count - 1) % sets, dtype)
-    with mock.patch.object(kernels, "ORDER", ()), fresh(device):
-        call, got, kernel["apart"] = rounds_of(device, tensors, count, apart)
-        contestants["apart"] = call
+    for who, op, order in (("whole rows", joined(EXTRAS[0]), kernels.ORDER), ("apart", apart, ())):
+        with mock.patch.object(kernels, "ORDER", order), fresh(device):
+            contestants[who], got, kernel[who] = rounds_of(device, tensors, count, op)
         _compare(got, values, (count - 1) % sets, dtype)
     contestants["product alone"], _, kernel["product alone"] = rounds_of(
         device, tensors, count, alone
@@ -218,47 +178,18 @@ def _compare(got: Array, values: list[Array], turn: int, dtype: DType) -> None:
 
 # -- MiniLM ----------------------------------------------------------------------------------------
 
-NO_ROWS: tuple[Any, Any] = (kernels, ())
-WAYS: dict[str, list[tuple[Any, Any]]] = {"as chosen": [], "without whole rows": [NO_ROWS]}
-
-
-def model_of(device: ct.Device, small: bool) -> BertModel:
-    """MiniLM-L6's sizes, random weights."""
-    width, layers, heads = (64, 1, 4) if small else (384, 6, 12)
-    config = BertConfig(
-        vocab_size=30522, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=4 * width, max_position_embeddings=512,
-    )  # fmt: skip
-    model, rng = BertModel(config, ct.f16), np.random.default_rng(0)
-    tensors = {}
-    for path, module in model.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, Parameter):
-                one = key == "weight" and len(value.shape) == 1
-                data = SPREAD * rng.standard_normal(value.shape).astype(np.float32) + one
-                tensors[f"{path}.{key}" if path else key] = data
-    model.load_parameters(_apart(tensors), device=device, dtype="f16")
-    return model
-
-
-def _apart(tensors: dict[str, Array]) -> dict[str, Array]:
-    """As a checkpoint has them: query, key and value each by itself."""
-    parts: dict[str, Array] = {}
-    for path, data in tensors.items():
-        if ".qkv." in path:
-            for part, rows in zip(("query", "key", "value"), np.split(data, 3), strict=True):
-                parts[path.replace(".qkv.", f".{part}.")] = rows
-        else:
-            parts[path] = data
-    return parts
+ORDERS: dict[str, Any] = {"as chosen": kernels.ORDER, "without whole rows": ()}
 
 
 def minilm(device: ct.Device, name: str, args: argparse.Namespace) -> Iterator[Row]:
     """Ids on the device to pooled vectors there, captured, both ways in turn."""
     texts, tokens = (4, 40) if args.small else (512, 128)
-    model = model_of(device, args.small)
+    model = BertModel(BertConfig.from_dict(values_of("minilm", args.small)), ct.f16)
+    fill(model, device, ct.f16)
     rng = np.random.default_rng(1)
-    ids = ct.asarray(rng.integers(1000, 20000, (texts, tokens), dtype=np.int32), device=device)
+    ids = ct.asarray(
+        rng.integers(10, model.config.vocab_size, (texts, tokens), dtype=np.int32), device=device
+    )
     lengths = ct.asarray(np.full(texts, tokens, np.int32), device=device)
 
     def embed(ids: ct.Tensor, lengths: ct.Tensor) -> ct.Tensor:
@@ -266,14 +197,11 @@ def minilm(device: ct.Device, name: str, args: argparse.Namespace) -> Iterator[R
 
     contestants: dict[str, Call] = {}
     vectors: dict[str, Array] = {}
-    for who, changed in WAYS.items():
-        with ExitStack() as ways:
-            for module, order in changed:
-                ways.enter_context(mock.patch.object(module, "ORDER", order))
-            ways.enter_context(fresh(device))
+    for who, order in ORDERS.items():
+        with mock.patch.object(kernels, "ORDER", order), fresh(device):
             replay = device.compile(embed, ids, lengths)
             vectors[who] = replay(ids, lengths).numpy()
-            _print_kernels(who, lambda r=replay: r(ids, lengths).numpy())
+            print_kernels(who, lambda r=replay: r(ids, lengths).numpy())
         contestants[who] = round_of(lambda r=replay: r(ids, lengths), device.synchronize)
     first, *others = vectors.values()
     cosine = min(float(np.min(np.sum(first * other, -1))) for other in others)
@@ -282,12 +210,3 @@ def minilm(device: ct.Device, name: str, args: argparse.Namespace) -> Iterator[R
         row = summary(times, texts * REPLAYS)
         yield {"bench": "MiniLM f16, forward", "shape": [texts, tokens], "who": f"{name} {who}",
                "unit": "sentences/s", "cosine": cosine, **row}  # fmt: skip
-
-
-def _print_kernels(who: str, call: Call) -> None:
-    """What each kernel takes, timed one launch at a time."""
-    call()
-    with ct.ledger(timing=True) as led:
-        call()
-    print(f"  {who}:\n{led}")
-    del led

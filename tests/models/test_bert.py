@@ -174,6 +174,16 @@ def test_configs_of_other_models(edit: dict[str, Any], text: str) -> None:
         BertConfig.from_dict({**CONFIG, **edit}, "somewhere")
 
 
+def test_tables_are_as_wide_as_the_model_where_nothing_else_is_said() -> None:
+    """They had no columns, so that every token was the bias of a product."""
+    config = BertConfig(
+        vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=5,
+    )  # fmt: skip
+    embeddings = BertModel(config).embeddings
+    assert embeddings.word_embeddings.weight.shape == (9, 16) and embeddings.project is None
+
+
 def test_config_without_sizes() -> None:
     rest = {k: v for k, v in CONFIG.items() if k not in ("hidden_size", "vocab_size", "hidden_act")}
     with pytest.raises(WeightsError, match=r"^config\.json: missing: vocab_size, hidden_size$"):

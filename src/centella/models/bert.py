@@ -61,7 +61,7 @@ class Embeddings(Module):
     """Words, token types and positions, added, then normalised; a product may widen them."""
 
     def __init__(self, config: BertConfig, dtype: DType) -> None:
-        c, width = config, config.embedding_size
+        c, width = config, config.embedding_size or config.hidden_size
         self.word_embeddings: Embedding = Embedding(c.vocab_size, width)
         self.token_type_embeddings: Embedding | None = None
         if c.type_vocab_size:

@@ -21,7 +21,7 @@ class BertConfig(ModelConfig, frozen=True):
     """The numbers of a BERT-like encoder, the same names for every family.
 
     Attributes:
-        embedding_size: of the tables, which a product widens to the hidden size.
+        embedding_size: of the tables, which a product widens to the hidden size; 0: that.
         attention_bias, inner_bias, mlp_bias: of the products around attention; of the one that
             widens, and of the one that narrows; norm_bias: of norms.
         relative_attention_num_buckets: distances that have a bias in the scores; 0: none.
@@ -162,9 +162,7 @@ def _derived(
         raise WeightsError(
             f"{origin}: num_hidden_layers: expected at most {MOST_LAYERS}, got {layers}"
         )
-    derived: dict[str, Any] = {
-        "model_type": family, "embedding_size": config.embedding_size or config.hidden_size
-    }  # fmt: skip
+    derived: dict[str, Any] = {"model_type": family}
     if traits.padded:
         pad = own.get("pad_token_id", 1)
         if type(pad) is not int or not 0 <= pad < config.max_position_embeddings - 1:
