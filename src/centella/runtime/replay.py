@@ -258,11 +258,12 @@ class Replay:
                 self._inputs.last = [None] * len(data)  # what was to be copied was not
                 raise
             self._runs.ran(site)
-            values = [] if reads else [self._output(result, site) for result in self._results]
-            if reads:  # nobody gets values: those of the last run end
-                for result in self._results:
-                    if isinstance(result, Result):
-                        result.cell.end(site)
+            values: list[Value] = []
+            for result in self._results:
+                if not reads:
+                    values.append(self._output(result, site))
+                elif isinstance(result, Result):  # nobody gets values: those of the last run end
+                    result.cell.end(site)
             states = (t.cell.current for t in self._touched if t.changed)
             executor.suspects.note(work, ticket.serial, chain(values, states))
         return ticket, values
