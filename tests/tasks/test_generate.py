@@ -245,6 +245,9 @@ def test_parts_of_a_prompt() -> None:
     ]  # fmt: skip
     assert [next_part(left, 512, 20) for left in (19, 3)] == [16, 16]
     assert next_part(3, 512, 5) == 2
+    assert [next_part(left, 2048, 4096) for left in (2049, 2000, 1100, 600, 512, 500)] == [
+        2048, 2048, 1024, 512, 512, 512,
+    ]  # fmt: skip
 
 
 def test_a_long_prompt_in_chunks() -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Ids = list[int]
 CHUNK = 512  # tokens of a prompt that are read at once
+FAST_CHUNK = 2048  # the same where tensor cores want products of many rows
 LEAST = 16  # a last part is padded to a power of two from here on: few captures
 
 
@@ -207,13 +208,16 @@ class Session:
         self.model.states(ids, self.past)
 
     def start(
-        self, rows: Sequence[Ids], chunk: int = CHUNK, ending: threading.Event | None = None
+        self,
+        rows: Sequence[Ids],
+        chunk: int | None = None,
+        ending: threading.Event | None = None,
     ) -> bool:
         """Read all but the last token of each prompt; what was read before is kept.
 
         Args:
             rows: the prompts; the longest one says how all turn.
-            chunk: tokens that are read at once.
+            chunk: tokens that are read at once; None: as many as the device is fastest with.
             ending: reading stops where it is set.
 
         Returns:
@@ -223,6 +227,8 @@ class Session:
             KVCacheFullError: there is no room.
         """
         self._turn(rows)
+        if chunk is None:
+            chunk = FAST_CHUNK if self.model.device.caps.fast_tensor_cores else CHUNK
         cache = self.past.cache
         pairs = zip(self.rows, rows, cache.lengths, strict=True)
         kept = [min(_common(old, new[:-1]), length) for old, new, length in pairs]
@@ -343,8 +349,12 @@ def _common(old: Ids, new: Ids) -> int:
 
 
 def next_part(left: int, chunk: int, room: int) -> int:
-    """Tokens to read next: whole chunks, then a part padded to a power of two, if there is room."""
+    """Tokens to read next: whole chunks, then parts of a power of two, the last one padded to it.
+
+    A part is padded if there is room, and if that adds little or it is short.
+    """
     if left >= chunk:
         return chunk
     padded = max(LEAST, 1 << (left - 1).bit_length())
-    return padded if padded <= room else 1 << (left.bit_length() - 1)
+    padding_costs_little = padded <= CHUNK or padded - left <= left // 8
+    return padded if padded <= room and padding_costs_little else 1 << (left.bit_length() - 1)
