@@ -26,16 +26,20 @@ EPS = 1e-5
 
 
 def call_of(
-    name: str, n: int, k: int, y: DType = bf16, gate: str = "", *extras: str, caps: Caps = CAPS
-) -> Call:
-    """The launch of a product of one row: n outputs, of twice as many rows with a gate."""
-    specs = {"norm": (k,), "bias": (n,), "residual": (1, n)}
-    given = tuple(make_spec(specs[e], f32 if e == "bias" else bf16, 16) for e in extras)
-    x, w = make_spec((1, k), bf16, 16), make_spec((2 * n if gate else n, k), bf16, 16)
+    name: str, n: int, k: int, y: DType = bf16, gate: str = "", *extras: str, caps: Caps = CAPS,
+    dtype: DType = bf16,
+) -> Call:  # fmt: skip
+    """The launch of a product of one row: n outputs, of twice as many rows with a gate.
+
+    With a shift the norm is a layer norm.
+    """
+    specs = {"norm": (k,), "shift": (k,), "bias": (n,), "residual": (1, n)}
+    given = tuple(make_spec(specs[e], f32 if e == "bias" else dtype, 16) for e in extras)
+    x, w = make_spec((1, k), dtype, 16), make_spec((2 * n if gate else n, k), dtype, 16)
     attrs: dict[str, Any] = {"extras": tuple(extras), "activation": "", "alpha": 0.5}
     if name == "normed_linear":
-        attrs |= {"gate": gate, "eps": EPS}
-    attrs |= {"dtype": y.name} if y is not bf16 else {}
+        attrs |= {"gate": gate, "eps": EPS, "kind": "layer" if "shift" in extras else "rms"}
+    attrs |= {"dtype": y.name} if y is not dtype else {}
     (call,) = (
         op_form(op.get(name), (x, w, *given), (make_spec((1, n), y, 16),), attrs).lower(caps).calls
     )
@@ -51,49 +55,67 @@ def call_of(
         ("normed_linear", 270, 648, "", ("norm",)),
         ("normed_linear", 300, 136, "silu", ("norm",)),
         ("normed_linear", 6, 520, "silu", ()),
+        ("normed_linear", 34, 2184, "", ("norm", "shift", "bias")),
+        ("normed_linear", 270, 264, "", ("norm", "shift")),
     ],
 )
-@pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+@pytest.mark.parametrize("y", [None, f32], ids=str)
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 def test_it_equals_float64(
-    name: str, n: int, k: int, gate: str, extras: tuple[str, ...], dtype: DType
+    name: str, n: int, k: int, gate: str, extras: tuple[str, ...], dtype: DType, y: DType | None
 ) -> None:
     """Odd numbers of outputs and columns; several blocks a group, stages that come round."""
-    call = call_of(name, n, k, dtype, gate, *extras)
+    y = y or dtype
+    call = call_of(name, n, k, y, gate, *extras, dtype=dtype)
     assert call.kernel.name == "streamed"
     rng, ir = np.random.default_rng(n), traced(call)
     arrays = [rng.standard_normal(r.spec.shape) for r in call.tensors[:-1]]
+    if "shift" in extras:
+        arrays[0] += 30  # a mean of x that is far from its deviation
     x, w, *more = (rounded(a, r.spec.dtype) for a, r in zip(arrays, call.tensors, strict=False))
     words = [laid_out(a, r.spec) for a, r in zip(arrays, call.tensors, strict=False)]
     words.append(laid_out(None, call.tensors[-1].spec))
     simulate(ir, words, parameters(call, ir), call.groups)
     vectors = {
-        e: v.reshape(-1)[: k if e == "norm" else n] for e, v in zip(extras, more, strict=True)
+        e: v.reshape(-1)[: k if e in ("norm", "shift") else n]
+        for e, v in zip(extras, more, strict=True)
     }
     x, w = x.reshape(1, k), w.reshape(-1, k)
     if "norm" in vectors:
-        x = x / np.sqrt((x * x).mean() + EPS) * vectors["norm"]
-    y = 0.5 * (x @ w.T)
+        x = x - x.mean() if "shift" in vectors else x
+        x = x / np.sqrt((x * x).mean() + EPS) * vectors["norm"] + vectors.get("shift", 0)
+    product = 0.5 * (x @ w.T)
     if gate:
-        y = y[:, :n] / (1 + np.exp(-y[:, :n])) * y[:, n:]
-    wanted = y + vectors.get("bias", 0) + vectors.get("residual", 0)
+        product = product[:, :n] / (1 + np.exp(-product[:, :n])) * product[:, n:]
+    wanted = product + vectors.get("bias", 0) + vectors.get("residual", 0)
     got = result(call, words).reshape(1, -1)[:, :n]
     size = np.abs(wanted).max()
     np.testing.assert_allclose(
-        got, wanted, rtol=4 * dtype.epsilon, atol=max(dtype.epsilon, 1e-5) * size
+        got, wanted, rtol=4 * y.epsilon, atol=max(y.epsilon, 1e-5) * size
     )
 
 
+def test_squares_of_large_f16() -> None:
+    """x times the norm's weight is beyond f16, what it becomes is not."""
+    call = call_of("normed_linear", 8, 128, f32, "", "norm", dtype=f16)
+    ir, x = traced(call), np.full(128, 6e4)
+    arrays = [x, np.full(8 * 128, 0.25), np.full(128, 4.0), None]
+    words = [laid_out(a, r.spec) for a, r in zip(arrays, call.tensors, strict=True)]
+    simulate(ir, words, parameters(call, ir), call.groups)
+    np.testing.assert_allclose(result(call, words).reshape(-1)[:8], 64.0, rtol=1e-6)
+
+
 def test_which_products_are_streamed() -> None:
-    """One row of bf16 on Hopper, of whole chunks; not in the simulator, unless by name."""
+    """One row of 16 bits on Hopper, of whole chunks; not in the simulator, unless by name."""
     assert call_of("linear", 64, 1024).kernel.name == "streamed"
     for caps in (replace(CAPS, arch="sm_100"), replace(CAPS, arch="sm_80"), Caps("ir")):
         assert call_of("linear", 64, 1024, caps=caps).kernel.name != "streamed"
     assert call_of("linear", 64, 1020).kernel.name != "streamed"
     assert call_of("linear", 64, 131_072).kernel.name != "streamed"  # no room for two stages
     x, w, y = (
-        make_spec((1, 256), f16, 16),
+        make_spec((1, 256), f32, 16),
         make_spec((64, 256), f16, 16),
-        make_spec((1, 64), f16, 16),
+        make_spec((1, 64), f32, 16),
     )
     (call,) = (
         op_form(op.get("linear"), (x, w), (y,), {"extras": (), "activation": ""}).lower(CAPS).calls
@@ -111,22 +133,29 @@ def test_groups_leave_room_for_one_of_attention() -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("normed", [False, True])
-def test_weights_are_asked_for_before_the_wait(normed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "n", "k", "gate", "extras", "dtype"),
+    [
+        ("linear", 2560, 9728, "", ("residual",), bf16),
+        ("normed_linear", 9728, 2560, "silu", ("norm",), bf16),
+        ("normed_linear", 9728, 2560, "silu", ("norm",), f16),
+        ("normed_linear", 5120, 1280, "", ("norm", "shift", "bias"), f16),
+        ("linear", 1280, 5120, "", ("bias", "residual"), f16),
+    ],
+)
+def test_weights_are_asked_for_before_the_wait(
+    name: str, n: int, k: int, gate: str, extras: tuple[str, ...], dtype: DType, tmp_path: Path
+) -> None:
     """So are the norm's weights; x is not, and does not pass by the read-only cache."""
-    call = (
-        call_of("normed_linear", 9728, 2560, bf16, "silu", "norm")
-        if normed
-        else call_of("linear", 2560, 9728, bf16, "", "residual")
-    )
-    ir = traced(call)
+    ir = traced(call_of(name, n, k, dtype, gate, *extras, dtype=dtype))
     names = [a.name for a in ir.args]
-    assert [names[i] for i in ir.early] == (["w", "norm"] if normed else ["w"])
+    normed = [e for e in extras if e in ("norm", "shift")]
+    assert [names[i] for i in ir.early] == ["w", *normed]
     text = emit_ptx(ir, "sm_90a")
     before, wait, behind = text.partition("griddepcontrol.wait;")
     assert wait and "griddepcontrol.wait" not in behind
     assert "cp.async.bulk.tensor" in before and "griddepcontrol.launch_dependents" in before
-    assert ("ld.global.nc" in before) == normed and "ld.global.nc" not in behind
+    assert ("ld.global.nc" in before) == bool(normed) and "ld.global.nc" not in behind
     report, _ = assemble(text, "sm_90a", tmp_path)
     registers, spilled = resources(report)
     assert spilled == 0 and registers * ir.workgroup <= 32_768

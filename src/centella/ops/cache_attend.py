@@ -51,7 +51,13 @@ def _attend(
     *, dim: int, early: bool, team: Team, q: Argument, k: Argument, v: Argument, starts: Argument,
     y: Argument, keys: Argument, values: Argument,
 ) -> None:  # fmt: skip
-    """A group has a head of a sequence."""
+    """A group has a head of a sequence.
+
+    Args:
+        early: the next launch may begin at once: few groups leave most of a GPU free.
+    """
+    if early:
+        lang.ptx.launch_dependents()
     me, per = lang.local_id(), keys.dtype.per_chunk
     heads, capacity = lang.parameter("heads", u32), lang.parameter("capacity", u32)
     head, b = lang.group_id() % heads, lang.group_id() // heads
@@ -92,12 +98,12 @@ def _attend(
         weights[me + item.index * THREADS] = weigh(item)
     lang.barrier()
     to = _place("y", b, head), y
-    _sum(dim, early, rows["vc"], value_pitch, length, weights, values, to, whole)
+    _sum(dim, rows["vc"], value_pitch, length, weights, values, to, whole)
 
 
 def _sum(
-    dim: int, early: bool, line: Any, pitch: Any, length: Any, weights: Any, values: Any,
-    to: tuple[Any, Any], whole: Any,
+    dim: int, line: Any, pitch: Any, length: Any, weights: Any, values: Any, to: tuple[Any, Any],
+    whole: Any,
 ) -> None:  # fmt: skip
     """The weighed values, which teams add up for every so many keys, over their weights' sum."""
     me, per = lang.local_id(), values.dtype.per_chunk
@@ -117,8 +123,6 @@ def _sum(
                     total.set(lang.fma(weight, value, total))
         for e in range(0, per, 4):
             parts.store(team * dim + lane * per + e, [s.get() for s in sums[e : e + 4]])
-    if early:  # few groups, which leave most of a GPU free
-        lang.ptx.launch_dependents()
     lang.barrier()
     start, y = to
     word = y.dtype.per_word

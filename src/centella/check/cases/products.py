@@ -64,7 +64,7 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return caps.clusters and caps.max_shared >= ROOM
     if variant == "streamed":
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
-        return caps.warpgroups and room and all(d is bf16 for d in dtypes)
+        return caps.warpgroups and room and dtypes[0] is dtypes[1] and dtypes[0] in (bf16, f16)
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)

@@ -3,7 +3,8 @@
 The groups work as those of `split_mma`. Each sends every other group a share of the head's sums,
 to its shared memory; it adds up its own share over the parts, in order, once all is there, and
 writes it.
-Where a GPU is full without dividing the keys, there is one part, and no cluster.
+Where a GPU is full without dividing the keys, there is one part, and no cluster. Keys and values are
+asked for before the launches before are over: most often they are a cache, which none of them writes.
 
 One launch fewer saves its latency, some 2.5 us of an H200. A cluster has eight groups at most, so
 that few sequences of many keys leave multiprocessors idle: those go to `split_mma`.
@@ -136,8 +137,8 @@ class Sums:
 
 
 def _cluster_mma(
-    *, tile: SplitTile, splits: int, dim: int, rows: int, scoring: Scoring, q: Argument,
-    k: Argument, v: Argument, y: Argument, **masks: Argument,
+    *, tile: SplitTile, splits: int, dim: int, rows: int, early: bool, scoring: Scoring,
+    q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     if splits > 1:
         lang.ptx.cluster(splits)
@@ -148,6 +149,10 @@ def _cluster_mma(
     with lang.if_(work.begin < work.end):
         warp.load_keys(work.begin, cached)
         warp.load_values(work.begin, cached)
+    if early:
+        lang.ptx.launch_dependents()
+        lang.ptx.await_launches()
+    with lang.if_(work.begin < work.end):
         warp.load_queries(lambda row, element: q.load_bits(work.query(row) + element))
         warp.walk(work.begin, work.end, tile.step, scale, cached)
     sums.gather(warp, tile)
@@ -186,7 +191,7 @@ def _launches(form: Form[AttentionAttrs], tile: ClusterTile, caps: Caps) -> Lowe
     parts, split = tile.parts, tile.split
     constants = (
         ("scoring", form.attrs.scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows),
-        ("splits", parts.splits), ("tile", split),
+        ("splits", parts.splits), ("tile", split), ("early", caps.early_launch),
     )  # fmt: skip
     call = launch(
         kernel, form, parts.groups, constants, operands(form),

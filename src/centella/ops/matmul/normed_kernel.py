@@ -256,7 +256,8 @@ def _launches(form: Form[NormedAttrs], fits: bool, caps: Caps) -> Lowered:
     if attrs.variant is None and streamed.STREAMED.preferred(product, caps):
         stream = streamed.normed_stream(product, attrs, caps)
         if stream is not None:
-            return streamed.stream_launch(product, stream, gate, (("eps", attrs.eps),))
+            kind = streamed.kind_of(product, attrs)
+            return streamed.stream_launch(product, stream, gate, kind, (("eps", attrs.eps),))
     tile = normed_of(replace(problem, n=w.shape[0]), (x.dtype, w.dtype), caps)
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)
     if gate and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word

@@ -6,13 +6,22 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from centella.dtypes import DType, bf16
+from centella.dtypes import DType, bf16, f16
 from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT, WARPS, Stream, kernel
+from centella.ops.matmul.streamed_kernel import (
+    DEPTH,
+    EIGHT,
+    LAYER,
+    RMS,
+    SUMS,
+    WARPS,
+    Stream,
+    kernel,
+)
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.specs import Caps
 
@@ -26,7 +35,7 @@ MOST_ROWS = 80  # of a stage
 def stream_of(
     problem: Problem, dtypes: Sequence[DType], halves: int, normed: bool, caps: Caps
 ) -> Stream | None:
-    """How a group works where one row of bf16 meets weights whose rows are whole chunks.
+    """How a group works where one row of 16 bits meets weights whose rows are whole chunks.
 
     Outputs of a block are such that the busiest group has the fewest; one block, if that can be.
     """
@@ -34,7 +43,7 @@ def stream_of(
     along = problem.a_along_k and problem.b_along_k
     if not (problem.m == problem.batch == 1 and along and caps.warpgroups):
         return None
-    if x is not bf16 or w is not bf16 or problem.k % EIGHT or problem.k < FEWEST:
+    if x is not w or w not in (bf16, f16) or problem.k % EIGHT or problem.k < FEWEST:
         return None
     every = range(EIGHT // halves, MOST_ROWS // halves + 1, y.per_word)
     rows = min(every, key=lambda rows: (_turns(problem.n, rows) * rows, -rows))
@@ -68,13 +77,16 @@ def _steps(problem: Problem, tile: Stream) -> int:
     return -(-problem.k // tile.columns)
 
 
-def stream_launch(product: Product, tile: Stream, gate: str, scalars: Scalars = ()) -> Lowered:
+def stream_launch(
+    product: Product, tile: Stream, gate: str = "", kind: str = "", scalars: Scalars = ()
+) -> Lowered:
     """The launch; groups with equal numbers of blocks."""
     problem = product.problem
     blocks = -(-problem.n // tile.rows)
     groups = -(-blocks // _turns(problem.n, tile.rows))
     constants = (
-        ("activation", product.activation), ("depth", problem.k), ("gate", gate), ("tile", tile),
+        ("activation", product.activation), ("depth", problem.k), ("gate", gate), ("kind", kind),
+        ("tile", tile),
     )  # fmt: skip
     own: Scalars = (
         ("n", problem.n), ("k", problem.k), ("ldw", problem.ldb), ("half", problem.n),
@@ -87,12 +99,21 @@ def stream_launch(product: Product, tile: Stream, gate: str, scalars: Scalars = 
 
 def normed_stream(product: Product, attrs: NormedAttrs, caps: Caps) -> Stream | None:
     """Of a product with a norm or a gate."""
-    vectors = dict(zip(product.names, product.specs[2:-1], strict=True))
-    norm = vectors.get("norm")
-    if attrs.kind == "layer" or not product.whole or (norm and not aligned(norm, 0, 0)):
+    named = zip(product.names, product.specs[2:-1], strict=True)
+    vectors = [aligned(spec, 0, 0) for name, spec in named if name in ("norm", "shift")]
+    if not (product.whole and all(vectors)):
         return None
     dtypes = (*product.dtypes, product.specs[-1].dtype)
-    return stream_of(product.problem, dtypes, 2 if attrs.gate else 1, norm is not None, caps)
+    return stream_of(product.problem, dtypes, 2 if attrs.gate else 1, bool(kind_of(product, attrs)), caps)
+
+
+def kind_of(product: Product, attrs: NormedAttrs) -> str:
+    """What the kernel calls the norm; "" for none."""
+    if attrs.kind == LAYER:
+        return LAYER
+    if "norm" not in product.names:
+        return ""
+    return SUMS if product.dtypes[0] is bf16 else RMS
 
 
 def _tile(product: Product, caps: Caps) -> Stream | None:
@@ -103,7 +124,7 @@ def _tile(product: Product, caps: Caps) -> Stream | None:
 
 
 def _launches(product: Product, tile: Stream, caps: Caps) -> Lowered:
-    return stream_launch(product, tile, "")
+    return stream_launch(product, tile)
 
 
 STREAMED: Variant[Product, Stream] = Variant(

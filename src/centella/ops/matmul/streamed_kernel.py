@@ -1,7 +1,9 @@
 """The product of one row by tiles of weights that the copy engine brings (sm_90a): `streamed`.
 
-    y[n] = f(alpha (h . W[n, :]) + bias[n]) + residual[n]          h = x, or x / rms(x) * norm
+    y[n] = f(alpha (h . W[n, :]) + bias[n]) + residual[n]
     y[n] = act(h . W[n, :]) * (h . W[half + n, :])                 with a gate
+
+    h = x, x / rms(x) * norm, or (x - mean(x)) / deviation(x) * norm + shift
 
 A group stays on its multiprocessor and takes blocks of outputs in turn, so many that all groups
 have as much to read. One thread has tiles of the weight copied into a ring in shared memory. It
@@ -9,11 +11,15 @@ begins before the launches before this one are over, since they do not write wei
 next launch in once its last copy is on its way: so memory is busy while results go from one launch
 to the next. The other two warpgroups multiply what has arrived: rows of W are the rows of the first
 factor of `mma.sync`, x is a column of the second. Where x has been normalised it is f32: the pair
-of bf16 that add up to it are two columns.
+of 16-bit numbers that add up to it are two columns. A factor of an RMS norm multiplies sums where
+x is bf16, whose range is that of f32; else each group divides x before it is rounded.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -33,6 +39,7 @@ CONSUMERS = 256  # threads that multiply
 WARPS = CONSUMERS // WARP
 HIGH = 0xFFFF0000
 PAD = 4  # words between the two columns of x, for banks of their own
+SUMS, RMS, LAYER = "sums", "rms", "layer"  # norms: a factor of sums; x is divided first
 
 
 class Stream(Struct, frozen=True):
@@ -98,46 +105,99 @@ def _produce(shared: _Shares) -> None:
 
 
 class _Row:
-    """x in shared memory, a word of two elements after the other, for each of its columns."""
+    """x in shared memory, a word of two elements after the other, for each of its columns.
 
-    def __init__(self, capacity: int, columns: int) -> None:
-        self.capacity, self.columns = capacity, columns
+    Attributes:
+        totals: of each warp, what it adds up of x: squares; of a layer norm first x, then squares.
+    """
+
+    def __init__(self, capacity: int, kind: str) -> None:
+        self.kind, self.capacity, self.columns = kind, capacity, 2 if kind else 1
         self.pitch = -(-capacity // 2 // WARP) * WARP + PAD
-        self._memory = lang.shared(u32, columns * self.pitch)
-        self.squares = lang.shared(f32, WARPS)
+        self._memory = lang.shared(u32, self.columns * self.pitch)
+        self.totals = lang.shared(f32, 2 * WARPS)
 
-    def norms(self, me: Any, norm: Any, k: Any) -> list[list[Any]]:
-        """This thread's values of the norm's weight."""
-        per, values = norm.dtype.per_chunk, []
-        for base in range(0, self.capacity // EIGHT, CONSUMERS):
-            at = lang.minimum((me + base) * EIGHT, k - EIGHT)
-            values.append([v for j in range(0, EIGHT, per) for v in norm.load(at + j)])
+    def _chunks(self, me: Any) -> list[Any]:
+        """The chunks of this thread."""
+        return [me + base for base in range(0, self.capacity // EIGHT, CONSUMERS)]
+
+    def vectors(self, me: Any, vector: Any, k: Any) -> list[list[Any]]:
+        """This thread's values of the norm's weight, or of its shift."""
+        per, values = vector.dtype.per_chunk, []
+        for chunk in self._chunks(me):
+            at = lang.minimum(chunk * EIGHT, k - EIGHT)
+            values.append([v for j in range(0, EIGHT, per) for v in vector.load(at + j)])
         return values
 
-    def fill(self, me: Any, x: Any, k: Any, norms: list[list[Any]] | None) -> None:
-        """Write this thread's chunks of x; with a norm also the sum of squares of each warp."""
-        chunks = [me + base for base in range(0, self.capacity // EIGHT, CONSUMERS)]
+    def fill(
+        self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
+    ) -> None:  # fmt: skip
+        """Write this thread's chunks of x, normalised by what all of a group add up."""
+        chunks = self._chunks(me)
         every = [x.load_bits(lang.minimum(c * EIGHT, k - EIGHT)) for c in chunks]
-        total = lang.const(0.0, f32)
-        for i, (chunk, bits) in enumerate(zip(chunks, every, strict=True)):
-            inside = chunk * EIGHT < k
-            columns = [bits]
-            if norms is not None:
-                values = x.unpack(bits)
-                for value in values:
-                    total = lang.fma(value, lang.select(inside, value, 0.0), total)
-                scaled = [v * n for v, n in zip(values, norms[i], strict=True)]
-                columns = _two(scaled, x)
+        inside = [c * EIGHT < k for c in chunks]
+        lines: list[list[list[Any]]] = [[bits] for bits in every]
+        if self.kind:
+            values = [x.unpack(bits) for bits in every]
+            if self.kind == SUMS:
+                self._add(me, values, inside, 0, squared=True)
+            else:
+                values = self._divided(me, values, inside, x[0], k, meet)
+            for vector, combine in zip(vectors, (operator.mul, operator.add), strict=False):
+                values = [list(map(combine, *pair)) for pair in zip(values, vector, strict=True)]
+            lines = [_two(eight, x) for eight in values]
+        for chunk, counts, columns in zip(chunks, inside, lines, strict=True):
             with lang.if_(chunk < self.capacity // EIGHT):
                 for c, words in enumerate(columns):
                     for j, word in enumerate(words):
                         at = chunk * (EIGHT // 2) + (c * self.pitch + j)
-                        self._memory[at] = lang.select(inside, word, 0)
-        if norms is not None:
-            for distance in (16, 8, 4, 2, 1):
-                total = total + lang.shuffle_xor(total, distance)
-            with lang.if_(me % WARP == 0):
-                self.squares[me // WARP] = total
+                        self._memory[at] = lang.select(counts, word, 0)
+
+    def _divided(
+        self, me: Any, values: list[list[Any]], inside: list[Any], first: Any, k: Any,
+        meet: Callable[[], None],
+    ) -> list[list[Any]]:  # fmt: skip
+        """Values times the factor of the norm; of a layer norm less their mean.
+
+        What is added up for the mean is their distance to the first: of equal digits nothing is
+        left to be rounded.
+        """
+        if self.kind == LAYER:
+            values = [[v - first for v in eight] for eight in values]
+            self._add(me, values, inside, WARPS, squared=False)
+            meet()
+            mean = self._added(WARPS) / lang.cast(k, f32)
+            values = [[v - mean for v in eight] for eight in values]
+        self._add(me, values, inside, 0, squared=True)
+        meet()
+        factor = self.factor(k)
+        return [[v * factor for v in eight] for eight in values]
+
+    def _add(
+        self, me: Any, values: list[list[Any]], inside: list[Any], at: int, squared: bool
+    ) -> None:
+        """Leave what a warp adds up."""
+        total = lang.const(0.0, f32)
+        for eight, counts in zip(values, inside, strict=True):
+            for value in eight:
+                other = lang.select(counts, value if squared else 1.0, 0.0)
+                total = lang.fma(value, other, total)
+        for distance in (16, 8, 4, 2, 1):
+            total = total + lang.shuffle_xor(total, distance)
+        with lang.if_(me % WARP == 0):
+            self.totals[me // WARP + at] = total
+
+    def _added(self, at: int) -> Any:
+        """What all warps have left."""
+        total = self.totals[at]
+        for i in range(1, WARPS):
+            total = total + self.totals[i + at]
+        return total
+
+    def factor(self, k: Any) -> Any:
+        """1 / sqrt(mean of squares + eps)."""
+        mean = self._added(0) / lang.cast(k, f32)
+        return 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
 
     def start(self, lane: Any) -> Any:
         """Where this thread's words of the second factor begin."""
@@ -149,20 +209,23 @@ class _Row:
 
 
 def _two(values: list[Any], x: Any) -> list[list[Any]]:
-    """f32 numbers as two lists of words: what of each is bf16, and what is left, rounded."""
-    cut = [lang.bitcast(lang.bitcast(v, u32) & HIGH, f32) for v in values]
+    """f32 numbers as two lists of words: 16 bits of each, and what is left, rounded."""
+    if x.dtype is bf16:
+        cut = [lang.bitcast(lang.bitcast(v, u32) & HIGH, f32) for v in values]
+    else:
+        cut = x.unpack(x.pack(values))
     left = [lang.select(v == c, 0.0, v - c) for v, c in zip(values, cut, strict=True)]
     return [x.pack(cut), x.pack(left)]
 
 
 def _streamed(
-    *, tile: Stream, depth: int, gate: str, activation: str, x: Argument, w: Argument,
+    *, tile: Stream, depth: int, kind: str, gate: str, activation: str, x: Argument, w: Argument,
     y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     lang.ptx.resident(2)
     halves = 2 if gate else 1
     shared = _Shares(tile, w, halves, depth)
-    row = _Row(shared.steps * tile.columns, 2 if "norm" in extra else 1)
+    row = _Row(shared.steps * tile.columns, kind)
     sixteens = -(-halves * tile.height // DEPTH)
     scratch = lang.shared(f32, 2 * WARPS * sixteens * DEPTH)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
@@ -178,11 +241,12 @@ def _consume(
     tile, p = shared.tile, shared.p
     me = lang.local_id() - WARPGROUP
     warp, lane = me // WARP, me % WARP
-    norms = row.norms(me, extra["norm"], p["k"]) if "norm" in extra else None
-    lang.ptx.await_launches()
-    row.fill(me, x, p["k"], norms)
+    vectors = [row.vectors(me, extra[v], p["k"]) for v in ("norm", "shift") if v in extra]
     turn = lang.var(0, u32)
-    _meet(shared, turn)
+    meet = partial(_meet, shared, turn)
+    lang.ptx.await_launches()
+    row.fill(me, x, p["k"], vectors, meet)
+    meet()
     share = tile.columns // WARPS  # of a stage's columns, of a warp
     starts = [_chunk(shared, warp * share, lane, i) for i in range(sixteens)]
     words = row.start(lane) + warp * (share // 2)
@@ -191,7 +255,7 @@ def _consume(
         [lang.ptx.Fragment(f32, (16, 8)) for _ in range(min(chains, share // DEPTH))]
         for _ in range(sixteens)
     ]
-    height, width = lang.ptx.Fragment(bf16, (16, 16)), lang.ptx.Fragment(bf16, (16, 8))
+    height, width = (lang.ptx.Fragment(x.dtype, (16, n)) for n in (16, 8))
     ring = Ring(tile.stages)
     for block in shared.blocks():
         for fragment in (f for line in sums for f in line):
@@ -211,7 +275,7 @@ def _consume(
             ring.advance()
         base = turn % 2 * (WARPS * sixteens * DEPTH)
         _leave(sums, scratch, base + warp * (sixteens * DEPTH), lane, row.columns)
-        _meet(shared, turn)
+        meet()
         _store(shared, scratch, base, sixteens, block, me, row, gate, activation, y, extra)
 
 
@@ -262,13 +326,7 @@ def _store(
 
     offset = me * per
     with lang.if_((offset < tile.rows) & (first + offset < p["n"])):
-        factor: Any = None
-        if row.columns == 2:
-            squares = row.squares[0]
-            for i in range(1, WARPS):
-                squares = squares + row.squares[i]
-            mean = squares / lang.cast(p["k"], f32)
-            factor = 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
+        factor = row.factor(p["k"]) if row.kind == SUMS else None
         out = []
         for j in range(per):
             value = total(offset + j)
