@@ -2,9 +2,9 @@
 
 The groups work as those of `split_mma`. Each sends every other group a share of the head's sums,
 to its shared memory; it adds up its own share over the parts, in order, once all is there, and
-writes it.
-Where a GPU is full without dividing the keys, there is one part, and no cluster. Keys and values are
-asked for before the launches before are over: most often they are a cache, which none of them writes.
+writes it. Where a GPU is full without dividing the keys, there is one part, and no cluster. Keys
+and values are asked for before the launches before are over: most often they are a cache, which
+none of those writes.
 
 One launch fewer saves its latency, some 2.5 us of an H200. A cluster has eight groups at most, so
 that few sequences of many keys leave multiprocessors idle: those go to `split_mma`.

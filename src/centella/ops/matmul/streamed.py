@@ -103,8 +103,8 @@ def normed_stream(product: Product, attrs: NormedAttrs, caps: Caps) -> Stream | 
     vectors = [aligned(spec, 0, 0) for name, spec in named if name in ("norm", "shift")]
     if not (product.whole and all(vectors)):
         return None
-    dtypes = (*product.dtypes, product.specs[-1].dtype)
-    return stream_of(product.problem, dtypes, 2 if attrs.gate else 1, bool(kind_of(product, attrs)), caps)
+    dtypes, normed = (*product.dtypes, product.specs[-1].dtype), kind_of(product, attrs) != ""
+    return stream_of(product.problem, dtypes, 2 if attrs.gate else 1, normed, caps)
 
 
 def kind_of(product: Product, attrs: NormedAttrs) -> str:
