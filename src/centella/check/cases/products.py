@@ -62,7 +62,7 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
     if variant == "cluster":
         return caps.clusters and caps.max_shared >= ROOM
-    if variant == "streamed":
+    if variant in ("streamed", "streamed_rows"):
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         return caps.warpgroups and room and dtypes[0] is dtypes[1] and dtypes[0] in (bf16, f16)
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
@@ -107,6 +107,8 @@ def warpgroups() -> list[Case]:
     cases.append(Case((In((19, 24), "large"), In((24, 9))), forced))
     one = {**forced, "variant": "streamed"}
     cases += [Case((In((1, k)), In((k, 70), layout="transposed")), one) for k in (128, 264)]
+    few = {**forced, "variant": "streamed_rows"}
+    cases += [Case((In((m, 264)), In((264, 70), layout="transposed")), few) for m in (2, 11)]
     cases.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
     return cases
 
@@ -122,6 +124,8 @@ def fused_on_tensor_cores() -> list[Case]:
     one = {**forced, "variant": "streamed", "extras": ("bias", "residual"), "activation": "silu"}
     for n, k in ((9, 128), (70, 264), (33, 1024)):
         cases.append(Case((In((1, k)), In((n, k)), In((n,)), In((1, n))), one))
+        operands = (In((k % 16 + 3, k)), In((n, k)), In((n,)), In((k % 16 + 3, n)))
+        cases.append(Case(operands, {**one, "variant": "streamed_rows"}))
     few = {**every, "variant": "skinny_mma"}
     for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
