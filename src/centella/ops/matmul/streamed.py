@@ -42,7 +42,7 @@ def stream_of(
         return None
     if x is not w or w not in (bf16, f16) or problem.k % EIGHT or problem.k < FEWEST:
         return None
-    tile = Stream(outputs_of(problem, y, halves, MOST_ROWS), 0, 0)
+    tile = Stream(outputs_of(problem, y, halves), 0, 0)
     sixteens = tile.sixteens(halves)
 
     def kept(tile: Stream) -> int:
@@ -53,14 +53,13 @@ def stream_of(
     return ring_of(tile, problem, halves, kept)
 
 
-def outputs_of(problem: Problem, y: DType, halves: int, most: int) -> int:
-    """Outputs of a block, so many that the busiest group has the fewest; one block, if it can be.
+def outputs_of(problem: Problem, y: DType, halves: int) -> int:
+    """Outputs of a block, so many that the busiest group has the fewest, in few blocks.
 
-    Args:
-        most: rows of weights of a stage.
+    What ends a block is counted as another output.
     """
-    every = range(EIGHT // halves, most // halves + 1, y.per_word)
-    return min(every, key=lambda rows: (_turns(problem.n, rows) * rows, -rows))
+    every = range(EIGHT // halves, MOST_ROWS // halves + 1, y.per_word)
+    return min(every, key=lambda rows: (_turns(problem.n, rows) * (rows + 1), -rows))
 
 
 def _turns(n: int, rows: int) -> int:

@@ -38,7 +38,6 @@ from centella.ops.matmul.streamed_kernel import (
 from centella.ops.ring import Ring
 from centella.specs import Caps
 
-MOST_ROWS = {1: 80, 2: 48}  # of weights of a stage, by eights of rows of x: sums are in registers
 PAD = 4  # elements between lines of sums, for banks of their own
 
 
@@ -211,7 +210,7 @@ def tile_of(product: Product, caps: Caps) -> Stream | None:
     if not (few and along and product.whole and caps.warpgroups and x is w and w in (bf16, f16)):
         return None
     eights, halves = -(-problem.m // EIGHT), 2 if product.gated else 1
-    rows = outputs_of(problem, product.specs[-1].dtype, halves, MOST_ROWS[eights])
+    rows = outputs_of(problem, product.specs[-1].dtype, halves)
     kept = 4 * WARPS * EIGHT * eights * (DEPTH * Stream(rows, 0, 0).sixteens(halves) + PAD)
     return ring_of(Stream(rows, 0, 0, eights), problem, halves, lambda tile: kept)
 
