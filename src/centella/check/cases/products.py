@@ -124,8 +124,8 @@ def fused_on_tensor_cores() -> list[Case]:
     one = {**forced, "variant": "streamed", "extras": ("bias", "residual"), "activation": "silu"}
     for n, k in ((9, 128), (70, 264), (33, 1024)):
         cases.append(Case((In((1, k)), In((n, k)), In((n,)), In((1, n))), one))
-        operands = (In((k % 16 + 3, k)), In((n, k)), In((n,)), In((k % 16 + 3, n)))
-        cases.append(Case(operands, {**one, "variant": "streamed_rows"}))
+        several = (In((k % 16 + 3, k)), In((n, k)), In((n,)), In((k % 16 + 3, n)))
+        cases.append(Case(several, {**one, "variant": "streamed_rows"}))
     few = {**every, "variant": "skinny_mma"}
     for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
