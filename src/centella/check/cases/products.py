@@ -189,6 +189,9 @@ def normed_linear() -> Row:
     for m, n, k in ((40, 16, 72), (70, 21, 136)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases += [Case(gated, {**many, "variant": v}) for v in ("mma", "wgmma")]
+    for m, n, k in ((2, 30, 136), (11, 21, 264)):
+        gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
+        cases.append(Case(gated, {**many, "variant": "streamed_rows"}))
     return Row(FLOATS, tuple(cases), sums=True)
 
 
@@ -356,8 +359,9 @@ def conv1d() -> Row:
     for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13),
                        ("skinny_mma", 13)):  # fmt: skip
         cases.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
-    one = {**attrs, "padding": 0, "variant": "streamed"}
-    cases.append(Case((In((1, 16, 8)), In((33, 16, 8)), In((33,))), one))
+    for variant, n in (("streamed", 8), ("streamed_rows", 15)):
+        one = {**attrs, "padding": 0, "variant": variant}
+        cases.append(Case((In((1, 16, n)), In((33, 16, 8)), In((33,))), one))
     cases += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
     bare = {"stride": 2, "padding": 0, "activation": ""}
     for layout in LAYOUTS[1:]:
