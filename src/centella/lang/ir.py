@@ -258,15 +258,32 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def early(self) -> tuple[int, ...]:
-        """The arguments that are read before the launches before have been waited for."""
-        ops = [s[0] for s in self.body]
-        if "await_launches" not in ops:
+        """The arguments that a thread reads before it has waited for the launches before."""
+        if not any(s[0] == "await_launches" for s in self.body):
             return ()
-        before = self.body[: len(ops) - 1 - ops[::-1].index("await_launches")]
-        loaded = {s[3] for s in before if s[0] in ("load", "load4")}
-        copied = {s[3][1] for s in before if s[0] == "cp_async"}
-        maps = {s[3][2] for s in before if s[0] in ("tma_load", "tma_multicast")}
-        return tuple(sorted(loaded | copied | {self.maps[m].argument for m in maps}))
+        read, waited, outer = set[int](), False, list[tuple[bool, bool]]()
+        for op, _, _, attr in self.body:
+            if op in OPENS:
+                outer.append((waited, waited))  # as before it, and as the other branch ends
+            elif op == "else":
+                before, _ = outer.pop()
+                outer.append((before, waited))
+                waited = before
+            elif op == "end":
+                waited = waited and outer.pop()[1]
+            elif op == "await_launches":
+                waited = True
+            elif not waited:
+                read.update(self._arguments(op, attr))
+        return tuple(sorted(read))
+
+    def _arguments(self, op: str, attr: Any) -> tuple[int, ...]:
+        """The argument that an operation reads."""
+        if op in ("load", "load4"):
+            return (attr,)
+        if op == "cp_async":
+            return (attr[1],)
+        return (self.maps[attr[2]].argument,) if op in ("tma_load", "tma_multicast") else ()
 
     @property
     def uses_subgroups(self) -> bool:

@@ -62,7 +62,7 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
     if variant == "cluster":
         return caps.clusters and caps.max_shared >= ROOM
-    if variant == "streamed":
+    if variant in ("streamed", "streamed_rows"):
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         return caps.warpgroups and room and dtypes[0] is dtypes[1] and dtypes[0] in (bf16, f16)
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
@@ -107,6 +107,8 @@ def warpgroups() -> list[Case]:
     cases.append(Case((In((19, 24), "large"), In((24, 9))), forced))
     one = {**forced, "variant": "streamed"}
     cases += [Case((In((1, k)), In((k, 70), layout="transposed")), one) for k in (128, 264)]
+    few = {**forced, "variant": "streamed_rows"}
+    cases += [Case((In((m, 264)), In((264, 70), layout="transposed")), few) for m in (2, 11)]
     cases.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
     return cases
 
@@ -122,6 +124,8 @@ def fused_on_tensor_cores() -> list[Case]:
     one = {**forced, "variant": "streamed", "extras": ("bias", "residual"), "activation": "silu"}
     for n, k in ((9, 128), (70, 264), (33, 1024)):
         cases.append(Case((In((1, k)), In((n, k)), In((n,)), In((1, n))), one))
+        several = (In((k % 16 + 3, k)), In((n, k)), In((n,)), In((k % 16 + 3, n)))
+        cases.append(Case(several, {**one, "variant": "streamed_rows"}))
     few = {**every, "variant": "skinny_mma"}
     for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
@@ -185,6 +189,9 @@ def normed_linear() -> Row:
     for m, n, k in ((40, 16, 72), (70, 21, 136)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases += [Case(gated, {**many, "variant": v}) for v in ("mma", "wgmma")]
+    for m, n, k in ((2, 30, 136), (11, 21, 264)):
+        gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
+        cases.append(Case(gated, {**many, "variant": "streamed_rows"}))
     return Row(FLOATS, tuple(cases), sums=True)
 
 
@@ -352,8 +359,9 @@ def conv1d() -> Row:
     for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13),
                        ("skinny_mma", 13)):  # fmt: skip
         cases.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
-    one = {**attrs, "padding": 0, "variant": "streamed"}
-    cases.append(Case((In((1, 16, 8)), In((33, 16, 8)), In((33,))), one))
+    for variant, n in (("streamed", 8), ("streamed_rows", 15)):
+        one = {**attrs, "padding": 0, "variant": variant}
+        cases.append(Case((In((1, 16, n)), In((33, 16, 8)), In((33,))), one))
     cases += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]
     bare = {"stride": 2, "padding": 0, "activation": ""}
     for layout in LAYOUTS[1:]:

@@ -1,4 +1,4 @@
-"""`normed_linear` with a gate over many rows: products whose tiles have columns of both halves.
+"""`normed_linear` with a gate over several rows: products whose tiles have columns of both halves.
 
 A gate and what it multiplies are in the registers of one thread, so neither is written: a product
 of 2 n columns that stores n, where a product, then a launch over 2 n columns, would be two.
@@ -12,10 +12,11 @@ from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.layout import rows_of
 from centella.ops.matmul.mma import MMA
-from centella.ops.matmul.normed import FEW, NormedAttrs
+from centella.ops.matmul.normed import FEW, JOINED_ROWS, NormedAttrs
 from centella.ops.matmul.normed_kernel import JOINED
 from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.product import Product
+from centella.ops.matmul.streamed_rows import STREAMED_ROWS
 from centella.ops.matmul.wgmma import WGMMA
 from centella.specs import Caps
 
@@ -31,8 +32,8 @@ def _product_of(form: Form[NormedAttrs]) -> Product:
     return Product(problem, specs, attrs.extras, 0, attrs.gate, attrs.alpha, gated=True)
 
 
-def _gated(variant: Variant[Product, Any]) -> Gated:
-    """A kernel of products as one of gates."""
+def _gated(variant: Variant[Product, Any], above: int = FEW) -> Gated:
+    """A kernel of products as one of gates, of more rows than `above`."""
 
     def product(form: Form[NormedAttrs], caps: Caps) -> Product | None:
         if not form.attrs.gate or "norm" in form.attrs.extras:
@@ -45,25 +46,25 @@ def _gated(variant: Variant[Product, Any]) -> Gated:
 
     def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
         product = _product_of(form)
-        return product.problem.m > FEW and variant.preferred(product, caps)
+        return product.problem.m > above and variant.preferred(product, caps)
 
     return Variant(variant.name, product, launches, preferred)
 
 
-MANY: tuple[Gated, ...] = (_gated(WGMMA), _gated(MMA))
+SEVERAL: tuple[Gated, ...] = (_gated(STREAMED_ROWS, JOINED_ROWS), _gated(WGMMA), _gated(MMA))
 
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
-    """Whether a kernel of many rows takes a form, and is better than what the op stands for."""
+    """Whether a kernel of several rows takes a form, and is better than what the op stands for."""
     forced = form.attrs.variant
     return any(
         v.fits(form, caps) and (v.preferred(form, caps) if forced is None else v.name == forced)
-        for v in MANY
+        for v in SEVERAL
     )
 
 
 def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    order: tuple[Variant[Form[NormedAttrs], Any], ...] = (*MANY, JOINED)
+    order: tuple[Variant[Form[NormedAttrs], Any], ...] = (*SEVERAL, JOINED)
     what = f"normed_linear: {list(form.inputs[0].shape)} by {list(form.inputs[1].shape)}"
     return choose(order, form, caps, form.attrs.variant, what).lower(form, caps)

@@ -8,7 +8,7 @@
 Source: Zhang and Sennrich 2019 (RMS norm), Ba et al. 2016 (layer norm), Shazeer 2020 (gates).
 
 `normed_kernel.py` has the kernel for few rows of x, `gated.py` those of a gate without a norm for
-many rows on tensor cores.
+several rows on tensor cores.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from centella.ops.matmul.problem import THIN
 from centella.ops.operands import NUMPY
 from centella.specs import Caps, Spec
 
-JOINED = 2  # rows up to which the thin product gains from its surroundings
+JOINED_ROWS = 2  # rows up to which a thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
-VARIANTS = ("joined", "wgmma", "mma", APART)
+VARIANTS = ("joined", "streamed_rows", "wgmma", "mma", APART)
 
 
 class NormedAttrs(Struct, frozen=True):
@@ -120,10 +120,10 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
     if not (form.within_binding(caps) and (attrs.gate or "norm" in attrs.extras)):
         return False
-    if takes_few(form) and attrs.variant in (None, "joined"):
-        return attrs.variant is not None or (rows <= JOINED and not caps.launches_are_free)
-    many = rows > FEW or attrs.variant is not None
-    if not (attrs.gate and many and caps.tensor_cores):
+    gains = attrs.variant == "joined" or (rows <= JOINED_ROWS and not caps.launches_are_free)
+    if takes_few(form) and attrs.variant in (None, "joined") and gains:
+        return True
+    if not (attrs.gate and caps.tensor_cores):
         return False
     return bool(loaded("centella.ops.matmul.gated:preferred")(form, caps))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -35,20 +35,31 @@ MOST_ROWS = 80  # of a stage
 def stream_of(
     problem: Problem, dtypes: Sequence[DType], halves: int, normed: bool, caps: Caps
 ) -> Stream | None:
-    """How a group works where one row of 16 bits meets weights whose rows are whole chunks.
-
-    Outputs of a block are such that the busiest group has the fewest; one block, if that can be.
-    """
+    """How a group works where one row of 16 bits meets weights whose rows are whole chunks."""
     x, w, y = dtypes
     along = problem.a_along_k and problem.b_along_k
     if not (problem.m == problem.batch == 1 and along and caps.warpgroups):
         return None
     if x is not w or w not in (bf16, f16) or problem.k % EIGHT or problem.k < FEWEST:
         return None
+    tile = Stream(outputs_of(problem, y, halves), 0, 0)
+    sixteens = tile.sixteens(halves)
+
+    def kept(tile: Stream) -> int:
+        """Bytes of x, in two columns where it is normalised, and of two sets of sums."""
+        columns = _steps(problem, tile) * tile.columns
+        return 2 * columns * (2 if normed else 1) + 8 * WARPS * sixteens * DEPTH
+
+    return ring_of(tile, problem, halves, kept)
+
+
+def outputs_of(problem: Problem, y: DType, halves: int) -> int:
+    """Outputs of a block, so many that the busiest group has the fewest, in few blocks.
+
+    What ends a block is counted as another output.
+    """
     every = range(EIGHT // halves, MOST_ROWS // halves + 1, y.per_word)
-    rows = min(every, key=lambda rows: (_turns(problem.n, rows) * rows, -rows))
-    tile = shaped(Stream(rows, 0, 0), problem, halves, normed)
-    return tile if tile.stages >= min(LEAST, _steps(problem, tile)) else None
+    return min(every, key=lambda rows: (_turns(problem.n, rows) * (rows + 1), -rows))
 
 
 def _turns(n: int, rows: int) -> int:
@@ -57,19 +68,24 @@ def _turns(n: int, rows: int) -> int:
     return -(-blocks // MULTIPROCESSORS)
 
 
-def shaped(tile: Stream, problem: Problem, halves: int, normed: bool, most: int = SHARED) -> Stream:
-    """With columns and stages of a ring, for `most` bytes of a group."""
+def ring_of(
+    tile: Stream, problem: Problem, halves: int, kept: Callable[[Stream], int]
+) -> Stream | None:
+    """With columns and stages of a ring; None where too few stages have room.
+
+    Args:
+        kept: bytes of shared memory of what is not in the ring.
+    """
     columns = WIDEST
     while columns > FEWEST and (
         2 * halves * tile.height * columns > STAGE or columns >= 2 * problem.k
     ):
         columns //= 2
-    steps = _steps(problem, replace(tile, columns=columns))
-    sixteens = -(-halves * tile.height // DEPTH)
-    others = 2 * steps * columns * (2 if normed else 1) + 8 * WARPS * sixteens * DEPTH + 2048
-    stages = (most - others) // (2 * halves * tile.height * columns)
-    stages = min(stages, steps * _turns(problem.n, tile.rows))
-    return replace(tile, columns=columns, stages=stages)
+    tile = replace(tile, columns=columns)
+    steps = _steps(problem, tile)
+    stages = (SHARED - kept(tile) - 2048) // tile.stage_bytes(halves)
+    tile = replace(tile, stages=min(stages, steps * _turns(problem.n, tile.rows)))
+    return tile if tile.stages >= min(LEAST, steps) else None
 
 
 def _steps(problem: Problem, tile: Stream) -> int:
@@ -77,21 +93,29 @@ def _steps(problem: Problem, tile: Stream) -> int:
     return -(-problem.k // tile.columns)
 
 
+def blocks_of(problem: Problem, tile: Stream) -> int:
+    """Blocks of outputs."""
+    return -(-problem.n // tile.rows)
+
+
+def groups_of(problem: Problem, tile: Stream) -> int:
+    """Groups with equal numbers of blocks."""
+    return -(-blocks_of(problem, tile) // _turns(problem.n, tile.rows))
+
+
 def stream_launch(
     product: Product, tile: Stream, gate: str = "", kind: str = "", scalars: Scalars = ()
 ) -> Lowered:
-    """The launch; groups with equal numbers of blocks."""
-    problem = product.problem
-    blocks = -(-problem.n // tile.rows)
-    groups = -(-blocks // _turns(problem.n, tile.rows))
+    """The launch."""
+    problem, groups = product.problem, groups_of(product.problem, tile)
     constants = (
         ("activation", product.activation), ("depth", problem.k), ("gate", gate), ("kind", kind),
         ("tile", tile),
     )  # fmt: skip
     own: Scalars = (
         ("n", problem.n), ("k", problem.k), ("ldw", problem.ldb), ("half", problem.n),
-        ("rows", product.specs[1].shape[0]), ("blocks", blocks), ("alpha", product.alpha),
-        ("ldr", product.residual_pitch), *scalars,
+        ("rows", product.specs[1].shape[0]), ("blocks", blocks_of(problem, tile)),
+        ("alpha", product.alpha), ("ldr", product.residual_pitch), *scalars,
     )  # fmt: skip
     names = ("x", "w", *product.names)
     return Lowered((launch(kernel, product, names, own, constants, groups, kernel.workgroup),))

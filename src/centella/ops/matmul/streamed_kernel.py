@@ -43,11 +43,15 @@ SUMS, RMS, LAYER = "sums", "rms", "layer"  # norms: a factor of sums; x is divid
 
 
 class Stream(Struct, frozen=True):
-    """How a group works: outputs of a block, columns of a stage, stages of the ring."""
+    """How a group works: outputs of a block, columns of a stage, stages of the ring.
+
+    `eights`: of several rows of x, which are in the ring too, how many eights there is room for.
+    """
 
     rows: int
     columns: int
     stages: int
+    eights: int = 0
 
     @property
     def height(self) -> int:
@@ -56,10 +60,14 @@ class Stream(Struct, frozen=True):
 
     def stage_bytes(self, halves: int) -> int:
         """Bytes of shared memory of a stage."""
-        return 2 * halves * self.height * self.columns
+        return 2 * (halves * self.height + EIGHT * self.eights) * self.columns
+
+    def sixteens(self, halves: int) -> int:
+        """First factors of `mma.sync` that have all rows of a stage."""
+        return -(-halves * self.height // DEPTH)
 
 
-class _Shares:
+class Shares:
     """What both roles see: the ring of weights, its barriers, sizes."""
 
     def __init__(self, tile: Stream, w: Any, halves: int, depth: int) -> None:
@@ -86,7 +94,7 @@ class _Shares:
         return lang.range(lang.group_id(), self.p["blocks"], lang.num_groups())
 
 
-def _produce(shared: _Shares) -> None:
+def _produce(shared: Shares) -> None:
     """Have all tiles copied, one after the other, as stages become free."""
     tile, ring = shared.tile, Ring(shared.tile.stages)
     for block in shared.blocks():
@@ -224,9 +232,9 @@ def _streamed(
 ) -> None:  # fmt: skip
     lang.ptx.resident(2)
     halves = 2 if gate else 1
-    shared = _Shares(tile, w, halves, depth)
+    shared = Shares(tile, w, halves, depth)
     row = _Row(shared.steps * tile.columns, kind)
-    sixteens = -(-halves * tile.height // DEPTH)
+    sixteens = tile.sixteens(halves)
     scratch = lang.shared(f32, 2 * WARPS * sixteens * DEPTH)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
         _produce(shared)
@@ -235,7 +243,7 @@ def _streamed(
 
 
 def _consume(
-    shared: _Shares, row: _Row, scratch: Any, sixteens: int, gate: str, activation: str, x: Any,
+    shared: Shares, row: _Row, scratch: Any, sixteens: int, gate: str, activation: str, x: Any,
     y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     tile, p = shared.tile, shared.p
@@ -243,12 +251,12 @@ def _consume(
     warp, lane = me // WARP, me % WARP
     vectors = [row.vectors(me, extra[v], p["k"]) for v in ("norm", "shift") if v in extra]
     turn = lang.var(0, u32)
-    meet = partial(_meet, shared, turn)
+    meeting = partial(meet, shared, turn)
     lang.ptx.await_launches()
-    row.fill(me, x, p["k"], vectors, meet)
-    meet()
+    row.fill(me, x, p["k"], vectors, meeting)
+    meeting()
     share = tile.columns // WARPS  # of a stage's columns, of a warp
-    starts = [_chunk(shared, warp * share, lane, i) for i in range(sixteens)]
+    starts = [chunk_of(shared, warp * share, lane, i) for i in range(sixteens)]
     words = row.start(lane) + warp * (share // 2)
     chains = max(1, 4 // sixteens)
     sums = [
@@ -275,18 +283,18 @@ def _consume(
             ring.advance()
         base = turn % 2 * (WARPS * sixteens * DEPTH)
         _leave(sums, scratch, base + warp * (sixteens * DEPTH), lane, row.columns)
-        meet()
+        meeting()
         _store(shared, scratch, base, sixteens, block, me, row, gate, activation, y, extra)
 
 
-def _meet(shared: _Shares, turn: Any) -> None:
+def meet(shared: Shares, turn: Any) -> None:
     """The consumers meet."""
     shared.met.arrive(0)
     shared.met.wait(0, turn.get() % 2)
     turn.set(turn + 1)
 
 
-def _chunk(shared: _Shares, column: Any, lane: Any, sixteen: int) -> Any:
+def chunk_of(shared: Shares, column: Any, lane: Any, sixteen: int) -> Any:
     """Where a lane's row of sixteen begins for `ldmatrix`; past the last it is the last."""
     tile, height = shared.tile, shared.tile.height
     at = lane % DEPTH + sixteen * DEPTH
@@ -310,7 +318,7 @@ def _leave(sums: Any, scratch: Any, at: Any, lane: Any, columns: int) -> None:
 
 
 def _store(
-    shared: _Shares, scratch: Any, base: Any, sixteens: int, block: Any, me: Any, row: _Row,
+    shared: Shares, scratch: Any, base: Any, sixteens: int, block: Any, me: Any, row: _Row,
     gate: str, activation: str, y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Add up the warps' sums, and store a word of outputs a thread."""

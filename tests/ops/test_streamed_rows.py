@@ -1,0 +1,125 @@
+"""Products of a few rows whose weights the copy engine brings: in the simulator, and as PTX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from centella.dtypes import DType, bf16, f16, f32
+from centella.emit.program import Call
+from centella.emit.ptx import emit_ptx
+from centella.op import op
+from centella.simulator.run import simulate
+from centella.specs import Caps, Spec, make_spec
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.support.attention import CAPS
+from tests.support.launched import laid_out, op_form, parameters, result, rounded, traced
+
+Array = np.ndarray[Any, Any]
+
+
+def product_of(
+    m: int, n: int, k: int, *extras: str, gate: str = "", dtype: DType = bf16,
+    y: DType | None = None, caps: Caps = CAPS,
+) -> tuple[Call, tuple[Spec, ...]]:  # fmt: skip
+    """The launch of a product of m rows: n outputs, of twice as many rows of W with a gate.
+
+    Returns:
+        It, and its operands as they were before it took them for flat.
+    """
+    outputs = 2 * n if gate else n
+    shapes = {"bias": (outputs,), "residual": (m, n)}
+    given = tuple(make_spec(shapes[e], f32 if e == "bias" else dtype, 16) for e in extras)
+    x, w = make_spec((m, k), dtype, 16), make_spec((outputs, k), dtype, 16)
+    attrs: dict[str, Any] = {"extras": tuple(extras), "alpha": 0.5}
+    attrs |= {"gate": gate, "eps": 1e-5} if gate else {"activation": "relu"}
+    attrs |= {"dtype": y.name} if y else {}
+    name = "normed_linear" if gate else "linear"
+    specs = (x, w, *given, make_spec((m, n), y or dtype, 16))
+    (call,) = op_form(op.get(name), specs[:-1], specs[-1:], attrs).lower(caps).calls
+    return call, specs
+
+
+def call_of(*args: Any, **options: Any) -> Call:
+    """The launch alone."""
+    return product_of(*args, **options)[0]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "gate", "extras"),
+    [
+        (2, 2, 128, "", ()),
+        (3, 38, 1000, "", ("residual",)),
+        (8, 530, 264, "", ("bias",)),
+        (9, 530, 264, "", ("bias", "residual")),
+        (16, 270, 648, "", ()),
+        (5, 300, 136, "silu", ()),
+        (16, 150, 520, "silu", ("bias",)),
+    ],
+)
+@pytest.mark.parametrize("y", [None, f32], ids=str)
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+def test_it_equals_float64(
+    m: int, n: int, k: int, gate: str, extras: tuple[str, ...], dtype: DType, y: DType | None
+) -> None:
+    """Odd numbers of rows, outputs and columns; several blocks a group, stages that come round."""
+    call, specs = product_of(m, n, k, *extras, gate=gate, dtype=dtype, y=y)
+    assert call.kernel.name == "streamed_rows"
+    rng, ir = np.random.default_rng(n), traced(call)
+    arrays = [rng.standard_normal(spec.shape) for spec in specs[:-1]]
+    words = [laid_out(a, spec) for a, spec in zip(arrays, specs, strict=False)]
+    words.append(laid_out(None, specs[-1]))
+    simulate(ir, words, parameters(call, ir), call.groups)
+    x, w, *more = (rounded(a, spec.dtype) for a, spec in zip(arrays, specs, strict=False))
+    vectors = dict(zip(extras, more, strict=True))
+    wanted = 0.5 * (x @ w.T) + vectors.get("bias", 0)
+    if gate:
+        wanted = wanted[:, :n] / (1 + np.exp(-wanted[:, :n])) * wanted[:, n:]
+    else:
+        wanted = np.maximum(wanted, 0) + vectors.get("residual", 0)
+    got, kind = result(call, words), y or dtype
+    size = np.abs(wanted).max()
+    np.testing.assert_allclose(
+        got, wanted, rtol=4 * kind.epsilon, atol=max(kind.epsilon, 1e-5) * size
+    )
+
+
+def test_which_products_are_streamed() -> None:
+    """2 to 16 rows of 16 bits on Hopper, of whole chunks; not in the simulator, unless by name."""
+    assert call_of(2, 64, 1024).kernel.name == "streamed_rows"
+    for caps in (replace(CAPS, arch="sm_100"), replace(CAPS, arch="sm_80"), Caps("ir")):
+        assert call_of(2, 64, 1024, caps=caps).kernel.name != "streamed_rows"
+    assert call_of(17, 64, 1024).kernel.name != "streamed_rows"
+    assert call_of(2, 64, 64).kernel.name != "streamed_rows"
+    assert call_of(1, 64, 1024).kernel.name == "streamed"
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    ("m", "n", "k", "gate", "extras"),
+    [
+        (16, 2560, 9728, "", ("residual",)), (8, 9728, 2560, "silu", ()),
+        (16, 9728, 2560, "silu", ()), (16, 6144, 2560, "", ()),
+        (5, 5120, 1280, "", ("bias",)), (16, 151936, 2560, "", ()),
+    ],
+)  # fmt: skip
+def test_weights_are_asked_for_before_the_wait(
+    m: int, n: int, k: int, gate: str, extras: tuple[str, ...], tmp_path: Path
+) -> None:
+    """x is not; two groups have registers, and a ring holds some microseconds of the card."""
+    call = call_of(m, n, k, *extras, gate=gate)
+    tile = dict(call.constants)["tile"]
+    assert tile.stages * tile.stage_bytes(2 if gate else 1) > 96 << 10
+    ir = traced(call)
+    assert [ir.args[i].name for i in ir.early] == ["w"]
+    text = emit_ptx(ir, "sm_90a")
+    before, wait, behind = text.partition("griddepcontrol.wait;")
+    assert wait and "ld.global.nc" not in behind
+    assert "cp.async.bulk.tensor" in before and "griddepcontrol.launch_dependents" in behind
+    report, _ = assemble(text, "sm_90a", tmp_path)
+    registers, spilled = resources(report)
+    assert spilled == 0 and registers * ir.workgroup <= 32_768
