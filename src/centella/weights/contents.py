@@ -13,6 +13,9 @@ import numpy as np
 
 from centella.dtypes import Array
 from centella.errors import WeightsError
+from centella.host.blockwise import cores, share
+
+PIECE = 4 << 20  # bytes that a thread reads at a time
 
 
 class Contents:
@@ -44,11 +47,15 @@ class Contents:
         return data
 
     def read_into(self, begin: int, data: Array) -> None:
-        """Fill an array of bytes with those from `begin` on.
+        """Fill an array of bytes with those from `begin` on; several threads copy large parts.
 
         Raises:
             WeightsError: it cannot be read, or is not what it was.
         """
+        pieces = list(range(0, max(len(data), 1), PIECE))
+        share(lambda at: self._read(begin + at, data[at : at + PIECE]), pieces, cores())
+
+    def _read(self, begin: int, data: Array) -> None:
         try:
             with open(self.file, "rb", buffering=0) as file:
                 file.seek(begin)
