@@ -7,16 +7,16 @@ States and is captured with the step, so that other settings need no new capture
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import f32, i32
-from centella.ops.speech_host import BEFORE, LAST, NEVER, NOTES, STEPS, WAS
+from centella.ops.speech_host import BEFORE, ENDED, LAST, NEVER, NOTES, STEPS, WAS
 from centella.runtime.device import Device
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange, full
+from centella.tensors.creation import arange, asarray, full
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
@@ -90,6 +90,15 @@ def noted(notes: Tensor, tokens: Tensor, first_time: int) -> Tensor:
     after = fn.where(fn.eq(column, LAST) & is_time, tokens, after)
     after = fn.where(fn.eq(column, WAS), is_time.astype(i32), after)
     return fn.where(fn.eq(column, BEFORE), before, after)
+
+
+def end(notes: State, rows: Sequence[int]) -> None:
+    """Note that the texts of some rows have ended, whatever their tokens are."""
+    ended = np.zeros((notes.shape[0], 1), np.int32)
+    ended[rows] = 1
+    column = arange(len(NOTES), device=notes.device)
+    over = fn.eq(column, ENDED) & fn.eq(asarray(ended, device=notes.device), 1)
+    notes.assign(fn.where(over, 1, notes.value))
 
 
 class NoRepeat:
