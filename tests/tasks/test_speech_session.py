@@ -265,6 +265,18 @@ def test_beams_read_the_sound_of_their_windows(device: ct.Device) -> None:
     assert read.numpy().tolist() == [0, session.model.config.max_source_positions, 0]
 
 
+@pytest.mark.devices("webgpu")
+def test_numbers_of_beams_are_constants_of_a_step(device: ct.Device) -> None:
+    model, v = model_of("tiny", device), config_of("tiny").vocabulary
+    session = SpeechSession(model, v, 2, lambda sound: sound, beam=2)
+    session.listen(mel(80))
+    beams = Beams(session)
+    beams.write(begin_of("tiny"), 0, 2, timed=True, no_repeat=0, active=[True, True])
+    with ct.ledger(timing=True) as led:
+        beams._step(True, False).fetch().result()
+    assert not {"arange", "eq"} & {k.kernel for k in led.kernels()}
+
+
 @pytest.mark.parametrize("beam", [1, 2])
 def test_something_is_done_while_the_device_works(
     beam: int, monkeypatch: pytest.MonkeyPatch

@@ -83,21 +83,24 @@ class Suppress:
 
 def noted(notes: Tensor, tokens: Tensor, first_time: int) -> Tensor:
     """Notes of rows, i32 [rows, 6] as `speech_token` keeps them, after tokens i32 [rows, 1]."""
-    column = arange(len(NOTES), device=notes.device)
     is_time = tokens >= first_time
     before = fn.where(fn.eq(notes[:, STEPS : STEPS + 1], 0), 1, notes[:, WAS : WAS + 1])
-    after = fn.where(fn.eq(column, STEPS), notes + 1, notes)
-    after = fn.where(fn.eq(column, LAST) & is_time, tokens, after)
-    after = fn.where(fn.eq(column, WAS), is_time.astype(i32), after)
-    return fn.where(fn.eq(column, BEFORE), before, after)
+    after = fn.where(_column(STEPS, notes.device), notes + 1, notes)
+    after = fn.where(_column(LAST, notes.device) & is_time, tokens, after)
+    after = fn.where(_column(WAS, notes.device), is_time.astype(i32), after)
+    return fn.where(_column(BEFORE, notes.device), before, after)
+
+
+def _column(note: int, device: Device) -> Tensor:
+    """bool [6]: where a note is; a constant of what is captured."""
+    return asarray(np.arange(len(NOTES)) == note, device=device)
 
 
 def end(notes: State, rows: Sequence[int]) -> None:
     """Note that the texts of some rows have ended, whatever their tokens are."""
     ended = np.zeros((notes.shape[0], 1), np.int32)
     ended[rows] = 1
-    column = arange(len(NOTES), device=notes.device)
-    over = fn.eq(column, ENDED) & fn.eq(asarray(ended, device=notes.device), 1)
+    over = asarray(ended * (np.arange(len(NOTES)) == ENDED) > 0, device=notes.device)
     notes.assign(fn.where(over, 1, notes.value))
 
 

@@ -23,7 +23,7 @@ from centella.tasks.rules import NoRepeat, end, noted
 from centella.tasks.run_ahead import run_ahead
 from centella.tasks.speech_session import SpeechSession
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange
+from centella.tensors.creation import asarray
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
@@ -60,9 +60,11 @@ class Beams:
         """Continue all beams; [batch, 2 beam]: the best scores, beam * vocab + token of each."""
         session = self._session
         batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
-        each = arange(beam, device=session.model.device)
+        device = session.model.device
+        # These are constants of what is captured: no step computes them.
+        each, every = (asarray(np.arange(n, dtype=np.int32), device=device)
+                       for n in (beam, session.cache.capacity))  # fmt: skip
         slots = session.cache.begin(beam).reshape(batch, 1, 1) + each.reshape(1, beam, 1)
-        every = arange(session.cache.capacity, device=session.model.device)
         seen = (self._seen.value.reshape(batch, beam, -1) > 0) | fn.eq(every, slots)
         at = fn.broadcast_to(self._at.value, (batch, beam))
         tokens = self._beams.tokens.value.reshape(batch, beam)
