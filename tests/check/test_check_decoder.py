@@ -18,7 +18,7 @@ from centella.check.decoder import Decoded, tokens_of
 from centella.cli.app import build
 from centella.tasks.generate import Generator
 from centella.tasks.load import load
-from tests.support.gguf_files import random_tensors, write
+from tests.support.gguf_files import random_tensors, write, write_bert
 from tests.support.model_common import DATA
 
 MODEL = sys.modules["centella.check.model"]
@@ -106,9 +106,17 @@ def test_what_quantising_changes(device: ct.Device, wide: Path) -> None:
     assert "quantized q8_0: squared error " in eight.card()
 
 
-def test_a_gguf_file_is_compared_with_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_gguf_file_is_compared_with_the_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where transformers is installed, which does not read it."""
+    monkeypatch.setattr(MODEL, "REFERENCE", ("numpy",))
     file = tmp_path / "model.gguf"
-    write(FOLDER / "llama", file, "F32")
+    if name == "bert":
+        write_bert(DATA / "tiny-bert", file)
+    else:
+        write(FOLDER / name, file, "F32")
     report = check_model(file, "simulator")
     assert report.ok and report.against == "the CPU, f32"
     with pytest.raises(ct.WeightsError, match="expected another device than the CPU"):

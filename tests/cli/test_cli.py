@@ -115,8 +115,8 @@ def test_info_as_json() -> None:
     found = json.loads(call("info", "--json").stdout)
     assert found["centella"] == __version__
     assert found["devices"][0]["open_with"] == "cpu"
-    assert found["default"]["name"]
-    assert found["default"]["why"]
+    assert found["chosen"]["name"]
+    assert found["chosen"]["why"]
     assert found["extras"]["cli"]["installed"]
     kinds = {d["open_with"].partition(":")[0] for d in found["devices"]} | set(found["missing"])
     assert kinds == {"cpu", "webgpu", "cuda"}
@@ -126,7 +126,7 @@ def test_info_names_every_device_and_the_default() -> None:
     found = info.gather()
     output = call("info").output
     assert all(d["open_with"] in output and d["name"] in output for d in found["devices"])
-    assert f"default   {found['default']['name']}: " in output
+    assert f"default   {found['chosen']['name']}: " in output
     webgpu = [d for d in found["devices"] if d["open_with"].startswith("webgpu")]
     assert output.count("cooperative matrices: ") == len(webgpu)
     assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in webgpu)
@@ -143,7 +143,7 @@ def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "no CUDA device: the driver was not found"
     found = info.gather() | {
         "missing": {"cuda": text},
-        "default": {"name": "cpu", "why": f"cuda: {text}; no hardware WebGPU adapter"},
+        "chosen": {"name": "cpu", "why": f"cuda: {text}; no hardware WebGPU adapter"},
     }
     monkeypatch.setattr(info, "gather", lambda _: found)
     output = call("info").output
@@ -153,10 +153,10 @@ def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_info_says_what_the_environment_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CENTELLA_DEVICE", "simulator")
-    assert info.gather()["default"]["name"] == "simulator"
-    assert info.gather()["default"]["why"] == "CENTELLA_DEVICE=simulator"
+    assert info.gather()["chosen"]["name"] == "simulator"
+    assert info.gather()["chosen"]["why"] == "CENTELLA_DEVICE=simulator"
     monkeypatch.setenv("CENTELLA_DEVICE", "gpu")
-    why = info.gather()["default"]["why"]
+    why = info.gather()["chosen"]["why"]
     assert why.startswith("CENTELLA_DEVICE=gpu: unknown device 'gpu'")
 
 
@@ -166,7 +166,7 @@ def test_info_of_a_device_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         "\nchosen    simulator: --device simulator\n"
         in call("info", "--device", "simulator").output
     )
-    chosen = json.loads(call("info", "--device", "cpu", "--json").stdout)["default"]
+    chosen = json.loads(call("info", "--device", "cpu", "--json").stdout)["chosen"]
     assert (chosen["name"], chosen["why"]) == ("cpu", "--device cpu")
 
 

@@ -124,7 +124,7 @@ def test_wrong_numbers_where_no_device_was_named(
     pytest.importorskip("typer")
     from centella.cli.info import gather
 
-    assert "cuda:0 failed its self-check: " in gather()["default"]["why"]
+    assert "cuda:0 failed its self-check: " in gather()["chosen"]["why"]
     again(monkeypatch)
     caplog.clear()
     assert ct.device().name == "cpu"

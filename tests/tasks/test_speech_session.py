@@ -14,9 +14,11 @@ import pytest
 import centella as ct
 from centella.audio.transcript import Word
 from centella.errors import ContractError
+from centella.ops.speech_host import ENDED
 from centella.runtime.pending import Pending
 from centella.tasks import speech_session as module
 from centella.tasks.align import median, token_ends, warped, words
+from centella.tasks.beam import Search
 from centella.tasks.speech_beams import Beams
 from centella.tasks.speech_options import SpeechConfig
 from centella.tasks.speech_session import SpeechSession
@@ -263,6 +265,18 @@ def test_beams_read_the_sound_of_their_windows(device: ct.Device) -> None:
     assert read.numpy().tolist() == [0, session.model.config.max_source_positions, 0]
 
 
+@pytest.mark.devices("webgpu")
+def test_numbers_of_beams_are_constants_of_a_step(device: ct.Device) -> None:
+    model, v = model_of("tiny", device), config_of("tiny").vocabulary
+    session = SpeechSession(model, v, 2, lambda sound: sound, beam=2)
+    session.listen(mel(80))
+    beams = Beams(session)
+    beams.write(begin_of("tiny"), 0, 2, timed=True, no_repeat=0, active=[True, True])
+    with ct.ledger(timing=True) as led:
+        beams._step(True, False).fetch().result()
+    assert not {"arange", "eq"} & {k.kernel for k in led.kernels()}
+
+
 @pytest.mark.parametrize("beam", [1, 2])
 def test_something_is_done_while_the_device_works(
     beam: int, monkeypatch: pytest.MonkeyPatch
@@ -308,6 +322,53 @@ def test_nan_names_the_window() -> None:
     assert written(session, begin_of("tiny"), 4, timed=True).tolist() == (
         expected("tiny")["timed"][:, :4].tolist()
     )
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_what_a_finished_row_says_ends_no_other(device: ct.Device) -> None:
+    """The host may end a text that has no end token; then NaN in it is no error."""
+    model, v, prompt = model_of("tiny", device), config_of("tiny").vocabulary, begin_of("tiny")
+    session, none = (
+        SpeechSession(model, v, 2, lambda sound: sound),
+        np.full_like(mel(80)[:1], np.nan),
+    )
+    session.listen(mel(80))
+    session.start([prompt] * 2, 0, timed=True)
+    wanted, first = {0, 1}, list[int]()
+    for count, tokens in enumerate(session.run(6, wanted=wanted)):
+        first.append(int(tokens[0]))
+        if count == 0:
+            wanted.remove(1)
+            session.listen(none, 1)
+        elif count == 2:
+            assert tokens[1] < 0
+            session.end(1)
+    assert first == expected("tiny")["timed"][0, :6].tolist()
+    assert tokens[1] == v.end
+
+
+@pytest.mark.devices("cpu", "webgpu")
+def test_the_sound_of_a_search_that_is_done_is_not_read(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, v = model_of("tiny", device), config_of("tiny").vocabulary
+    session, steps = SpeechSession(model, v, 2, lambda sound: sound, beam=3), list[int]()
+
+    def add(search: Search, best: Array, which: Array) -> bool:
+        steps.append(len(steps))
+        if len(steps) == 2:  # the second window
+            session.listen(np.full_like(mel(80)[:1], np.nan), 1)
+            search.done = True
+        return added(search, best, which) if len(steps) != 2 else False
+
+    added = Search.add
+    monkeypatch.setattr(Search, "add", add)
+    session.listen(mel(80))
+    beams, on = Beams(session), [True, True]
+    (text, _), _ = beams.write(begin_of("tiny"), 0, 8, timed=True, no_repeat=0, active=on).values()
+    assert len(steps) == 9
+    assert text
+    assert beams._notes.numpy()[:, ENDED].tolist() == [0] * 3 + [1] * 3
 
 
 @pytest.mark.devices("cpu", "webgpu")

@@ -403,13 +403,14 @@ def test_a_placeholder_is_of_no_use_afterwards(device: ct.Device) -> None:
         saved[0].numpy()
 
 
-def test_zeros_of_either_sign_and_nan_are_constants(device: ct.Device) -> None:
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64])
+def test_zeros_of_either_sign_and_nan_are_constants(device: ct.Device, kind: type[Any]) -> None:
     fn = ct.jit(lambda t, s: t * s)
     x = ct.asarray(np.ones(2, np.float32), device=device)
-    assert not np.signbit(fn(x, 0.0).numpy()).any()
-    assert np.signbit(fn(x, -0.0).numpy()).all()
+    assert not np.signbit(fn(x, kind(0.0)).numpy()).any()
+    assert np.signbit(fn(x, kind(-0.0)).numpy()).all()
     for _ in range(3):
-        assert np.isnan(fn(x, float("nan")).numpy()).all()
+        assert np.isnan(fn(x, kind("nan")).numpy()).all()
     assert fn.signatures == 3
 
 

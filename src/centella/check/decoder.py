@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,12 +57,18 @@ def run_decoder(task: Generator, ids: Array) -> Decoded:
     return Decoded(dict(zip(_paths(len(values) - 1), values, strict=True)), logits, list(new), by)
 
 
-def run_reference(folder: str, ids: Array, context: int) -> tuple[str, Decoded]:
-    """What the model of transformers gives in float32, and what it is."""
+def model_of(kind: str, folder: Path) -> tuple[Any, Any]:
+    """A model of transformers in float32, by its class; and torch."""
     torch, transformers = (importlib.import_module(n) for n in ("torch", "transformers"))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+    model = getattr(transformers, kind).from_pretrained(
+        str(folder), attn_implementation="eager", dtype=torch.float32
+    )
+    return model.eval(), torch
+
+
+def run_reference(folder: Path, ids: Array, context: int) -> Decoded:
+    """What the model of transformers gives."""
+    theirs, torch = model_of("AutoModelForCausalLM", folder)
     layers, last = theirs.get_decoder().layers, {}
 
     def keep(_: object, __: object, output: Any) -> None:
@@ -80,10 +87,7 @@ def run_reference(folder: str, ids: Array, context: int) -> tuple[str, Decoded]:
             by.append(out.logits[0, -1].numpy())
             new.append(int(by[-1].argmax()))
     named = dict(zip(_paths(len(layers)), states, strict=True))
-    return (
-        f"transformers {transformers.__version__}, float32",
-        Decoded(named, logits, new, np.stack(by)),
-    )
+    return Decoded(named, logits, new, np.stack(by))
 
 
 def _paths(layers: int) -> list[str]:

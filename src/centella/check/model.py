@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from centella.backends.base import Array
 from centella.check.cases.compare import difference
 from centella.check.decoder import (
     Decoded,
+    model_of,
     prompt_of,
     quantized_of,
     run_decoder,
@@ -39,6 +40,7 @@ from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
 from centella.weights.folder import find_model, is_gguf
 
+T = TypeVar("T")
 Outputs = dict[str, Array]  # by path, in the order in which the modules were done
 
 REFERENCE = ("torch", "transformers")
@@ -89,30 +91,54 @@ def check_model(
         raise WeightsError(f"{root}: audio: expected a speech model, got {type(task).__name__}")
     if isinstance(task, Generator | Transcriber):
         report = _check_text(task, root, where, dtype, quantize, audio)
-        return ModelReport(
-            **device_fields(where, time.perf_counter() - begin), folder=str(root), **report
-        )
-    if quantize is not None:
+    elif quantize is not None:
         raise WeightsError(f"{root}: quantize: expected a model to generate with, got one to embed")
+    else:
+        report = _check_modules(task, root, where)
+    return ModelReport(
+        **device_fields(where, time.perf_counter() - begin), folder=str(root), **report
+    )
+
+
+def _beside(
+    root: Path, where: Device, theirs: Callable[[Path], T], ours: Callable[[Any], T]
+) -> tuple[str, T]:
+    """What a checkpoint is compared with, and what that gives.
+
+    Args:
+        theirs: of the folder, by transformers; ours: of the model on the CPU.
+    """
+    if not is_gguf(root) and all(map(importlib.util.find_spec, REFERENCE)):
+        version = importlib.import_module("transformers").__version__
+        return f"transformers {version}, float32", theirs(root)
+    if where.caps.target != "numpy":
+        return "the CPU, f32", ours(load(root, "cpu", "f32"))
+    if is_gguf(root):
+        raise WeightsError(
+            f"{root}: expected another device than the CPU, with which a GGUF file is compared"
+        )
+    raise MissingExtraError("transformers", "reference")
+
+
+def _check_modules(task: Embedder, root: Path, where: Device) -> dict[str, Any]:
+    """What `ModelReport` says of a model that embeds."""
     ids = np.array([task.tokenizer.encode([TEXT], task.config.max_length)[0]], np.int32)
     got, joined = run_model(task, ids)
     whole = _forward(task, ids).numpy()  # as it runs: joined, nothing kept in between
-    if all(map(importlib.util.find_spec, REFERENCE)):
-        against, expected = _transformers(task.model, str(root), ids)
-        expected = {p: x for p, x in expected.items() if p not in joined}
-    elif where.caps.target == "numpy":
-        raise MissingExtraError("transformers", "reference")
-    else:
-        against = "the CPU, f32"
-        expected = {p: x for p, (x, _) in run_model(load(root, "cpu", "f32"), ids)[0].items()}
+
+    def theirs(root: Path) -> Outputs:
+        outputs = _transformers(task.model, root, ids)
+        return {p: x for p, x in outputs.items() if p not in joined}
+
+    def ours(task: Embedder) -> Outputs:
+        return {p: x for p, (x, _) in run_model(task, ids)[0].items()}
+
+    against, expected = _beside(root, where, theirs, ours)
     got[""] = whole, got[""][1]
     if isinstance(task.model, LlamaEncoder):  # inside a layer its modules give what others do not
         expected = {p: x for p, x in expected.items() if p.count(".") <= p.startswith("layers.")}
     layers = [_compared(p, *got[p], expected[p]) for p in got if p in expected]
-    return ModelReport(
-        **device_fields(where, time.perf_counter() - begin),
-        folder=str(root), against=against, layers=tuple(layers),
-    )  # fmt: skip
+    return {"against": against, "layers": tuple(layers)}
 
 
 def _check_text(
@@ -120,17 +146,8 @@ def _check_text(
     audio: str | PathLike[str] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What `ModelReport` says of a model that writes text."""
-    run, reference = _of_sound(task, audio) if isinstance(task, Transcriber) else _of_text(task)
-    if not is_gguf(root) and all(map(importlib.util.find_spec, REFERENCE)):
-        against, expected = reference(str(root))
-    elif where.caps.target == "numpy" and is_gguf(root):
-        raise WeightsError(
-            f"{root}: expected another device than the CPU, with which a GGUF file is compared"
-        )
-    elif where.caps.target == "numpy":
-        raise MissingExtraError("transformers", "reference")
-    else:
-        against, expected = "the CPU, f32", run(load(root, "cpu", "f32"), None)
+    run, theirs = _of_sound(task, audio) if isinstance(task, Transcriber) else _of_text(task)
+    against, expected = _beside(root, where, theirs, lambda task: run(task, None))
     got, kind = run(task, expected.ids), task.model.dtype
     layers = [
         _compared(p, x, dtype_of("f32") if p == MEL else kind, expected.states[p])
@@ -149,7 +166,7 @@ def _check_text(
 
 
 # What ours gives, given the tokens of the other; and what that of transformers gives.
-Runs = tuple[Callable[[Any, list[int] | None], Decoded], Callable[[str], tuple[str, Decoded]]]
+Runs = tuple[Callable[[Any, list[int] | None], Decoded], Callable[[Path], Decoded]]
 
 
 def _of_text(task: Generator) -> Runs:
@@ -224,12 +241,9 @@ def _forward(task: Embedder, ids: Array) -> Tensor:
     return task(asarray(ids, device=where), asarray(lengths, device=where))
 
 
-def _transformers(model: Module, folder: str, ids: Array) -> tuple[str, Outputs]:
-    """What its modules give, by our paths, and what it is."""
-    torch, transformers = (importlib.import_module(name) for name in REFERENCE)  # both untyped
-    theirs = transformers.AutoModel.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+def _transformers(model: Module, folder: Path, ids: Array) -> Outputs:
+    """What its modules give, by our paths."""
+    theirs, torch = model_of("AutoModel", folder)
     expected: Outputs = {}
 
     def keep(path: str) -> Callable[[object, object, Any], None]:
@@ -247,7 +261,7 @@ def _transformers(model: Module, folder: str, ids: Array) -> tuple[str, Outputs]
         module.register_forward_hook(keep(model.rename(path)))
     with torch.inference_mode():
         theirs(input_ids=torch.from_numpy(ids.astype(np.int64)))
-    return f"transformers {transformers.__version__}, float32", expected
+    return expected
 
 
 def _compared(path: str, got: Array, dtype: DType, expected: Array) -> Layer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from centella.audio.log_mel import log_mel
 from centella.audio.mel import HOP, RATE
 from centella.audio.stream import open_audio, windows
 from centella.backends.base import Array
-from centella.check.decoder import Decoded
+from centella.check.decoder import Decoded, model_of
 from centella.nn.kv_cache import KVCache
 from centella.tasks.speech_session import SpeechSession
 from centella.tasks.transcribe import Transcriber
@@ -144,14 +145,12 @@ def _steps(task: Transcriber, mel: Tensor, ids: Tensor, prompt: int) -> Iterator
         yield model.head(model.decoder(ids[:, begin:end], memory, cache)[:, -1])
 
 
-def run_speech_reference(folder: str, sound: Sound) -> tuple[str, Decoded]:
-    """What the model of transformers gives in float32, and what it is."""
-    torch, transformers = (importlib.import_module(n) for n in ("torch", "transformers"))
-    theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+def run_speech_reference(folder: Path, sound: Sound) -> Decoded:
+    """What the model of transformers gives."""
+    theirs, torch = model_of("AutoModelForSpeechSeq2Seq", folder)
     encoder, decoder = theirs.get_encoder(), theirs.get_decoder()
-    extractor = transformers.WhisperFeatureExtractor(feature_size=theirs.config.num_mel_bins)
+    features: Any = importlib.import_module("transformers").WhisperFeatureExtractor
+    extractor = features(feature_size=theirs.config.num_mel_bins)
     mel = extractor(sound.samples, sampling_rate=RATE, padding=False, truncation=False,
                     return_tensors="pt").input_features  # fmt: skip
     states, new, by = {MEL: mel[0].numpy()}, list[int](), list[Array]()
@@ -186,7 +185,4 @@ def run_speech_reference(folder: str, sound: Sound) -> tuple[str, Decoded]:
         read = torch.tensor([[*sound.prompt, *new][:-1]])
         logits = theirs(encoder_outputs=heard, decoder_input_ids=read, use_cache=False).logits
     chosen_by = np.stack(by)
-    return (
-        f"transformers {transformers.__version__}, float32",
-        Decoded({**states, STEPPED: chosen_by}, logits[0].numpy(), new, chosen_by),
-    )
+    return Decoded({**states, STEPPED: chosen_by}, logits[0].numpy(), new, chosen_by)

@@ -44,7 +44,7 @@ def run(device: Device = None, as_json: Json = False) -> None:
 
 
 def gather(chosen: str | None = None) -> dict[str, Any]:
-    """Versions, devices, default device and extras, as plain data.
+    """Versions, devices, the one that is chosen and why, and extras, as plain data.
 
     Args:
         chosen: the device in place of the default one.
@@ -64,7 +64,7 @@ def gather(chosen: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "default": used,
+        "chosen": used,
         "devices": devices,
         "missing": missing,
         "extras": {name: _extra(packages) for name, packages in EXTRAS.items()},
@@ -131,14 +131,14 @@ def _show(report: dict[str, Any]) -> None:
             out(f"          cooperative matrices: {row['cooperative_matrix']}")
     for kind, why in report["missing"].items():
         out(f"{kind:<9} none: {why}")
-    default = report["default"]
-    why = default["why"]
+    used = report["chosen"]
+    why = used["why"]
     for kind, text in report["missing"].items():  # which stands above
         if why.startswith(("CENTELLA_DEVICE", "--device")):
             break
         why = why.replace(f"{kind}: {text}", f"no {kind}")
     role = "chosen" if why.startswith("--device") else "default"
-    out(f"\n{role:<9} {default['name'] or 'none'}: {why}\n")
+    out(f"\n{role:<9} {used['name'] or 'none'}: {why}\n")
     for name, extra in report["extras"].items():
         state = "installed" if extra["installed"] else f"missing {', '.join(extra['missing'])}"
         line = "" if extra["installed"] else f"; pip install 'centella[{name}]'"

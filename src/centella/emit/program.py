@@ -36,14 +36,16 @@ EMITTERS = {
 
 
 def exact(value: Any) -> Any:
-    """A value as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    """A value as a key that tells 1 from 1.0 and True, and 0.0 from -0.0; NaN equals itself."""
     kind = type(value)
     if kind is str:
         return value  # no tuple equals it
     if kind is tuple:
         return tuple([exact(v) for v in value])
-    if kind is float and value == 0.0:
+    if kind is float and (value == 0.0 or value != value):
         return kind, str(value)
+    if isinstance(value, np.generic):
+        return value.dtype, value.tobytes()
     return kind, value
 
 

@@ -29,7 +29,7 @@ from centella.tasks.prompts import Asked
 from centella.tasks.run_ahead import run_ahead
 from centella.tasks.session import origin_of_nan
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange
+from centella.tensors.creation import asarray
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
@@ -91,8 +91,8 @@ class BeamSession:
         best, which = beams.go_on(own, count)
         if logprobs is None:
             return best, which
-        first = arange(self.prompts, device=model.device) * (self.beam * own.shape[1])
-        told = fn.gather(own.reshape(-1), which + first.reshape(-1, 1))
+        first = np.arange(self.prompts, dtype=np.int32).reshape(-1, 1) * (self.beam * own.shape[1])
+        told = fn.gather(own.reshape(-1), which + asarray(first, device=model.device))
         return best, which, told, *(fn.topk(own, min(logprobs, own.shape[1])) if logprobs else ())
 
     # -- what the host calls ----------------------------------------------------------------------

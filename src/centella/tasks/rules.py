@@ -7,16 +7,16 @@ States and is captured with the step, so that other settings need no new capture
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import f32, i32
-from centella.ops.speech_host import BEFORE, LAST, NEVER, NOTES, STEPS, WAS
+from centella.ops.speech_host import BEFORE, ENDED, LAST, NEVER, NOTES, STEPS, WAS
 from centella.runtime.device import Device
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange, full
+from centella.tensors.creation import arange, asarray, full
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 
@@ -83,13 +83,25 @@ class Suppress:
 
 def noted(notes: Tensor, tokens: Tensor, first_time: int) -> Tensor:
     """Notes of rows, i32 [rows, 6] as `speech_token` keeps them, after tokens i32 [rows, 1]."""
-    column = arange(len(NOTES), device=notes.device)
     is_time = tokens >= first_time
     before = fn.where(fn.eq(notes[:, STEPS : STEPS + 1], 0), 1, notes[:, WAS : WAS + 1])
-    after = fn.where(fn.eq(column, STEPS), notes + 1, notes)
-    after = fn.where(fn.eq(column, LAST) & is_time, tokens, after)
-    after = fn.where(fn.eq(column, WAS), is_time.astype(i32), after)
-    return fn.where(fn.eq(column, BEFORE), before, after)
+    after = fn.where(_column(STEPS, notes.device), notes + 1, notes)
+    after = fn.where(_column(LAST, notes.device) & is_time, tokens, after)
+    after = fn.where(_column(WAS, notes.device), is_time.astype(i32), after)
+    return fn.where(_column(BEFORE, notes.device), before, after)
+
+
+def _column(note: int, device: Device) -> Tensor:
+    """bool [6]: where a note is; a constant of what is captured."""
+    return asarray(np.arange(len(NOTES)) == note, device=device)
+
+
+def end(notes: State, rows: Sequence[int]) -> None:
+    """Note that the texts of some rows have ended, whatever their tokens are."""
+    ended = np.zeros((notes.shape[0], 1), np.int32)
+    ended[rows] = 1
+    over = asarray(ended * (np.arange(len(NOTES)) == ENDED) > 0, device=notes.device)
+    notes.assign(fn.where(over, 1, notes.value))
 
 
 class NoRepeat:

@@ -19,11 +19,11 @@ from centella.op.op import get
 from centella.ops.speech_host import ENDED, LAST, NEVER, NOTES
 from centella.tasks.beam import BeamStates, Search
 from centella.tasks.beam_settings import BeamSettings
-from centella.tasks.rules import NoRepeat, noted
+from centella.tasks.rules import NoRepeat, end, noted
 from centella.tasks.run_ahead import run_ahead
 from centella.tasks.speech_session import SpeechSession
 from centella.tensors import functional as fn
-from centella.tensors.creation import arange
+from centella.tensors.creation import asarray
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
@@ -60,9 +60,11 @@ class Beams:
         """Continue all beams; [batch, 2 beam]: the best scores, beam * vocab + token of each."""
         session = self._session
         batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
-        each = arange(beam, device=session.model.device)
+        device = session.model.device
+        # These are constants of what is captured: no step computes them.
+        each, every = (asarray(np.arange(n, dtype=np.int32), device=device)
+                       for n in (beam, session.cache.capacity))  # fmt: skip
         slots = session.cache.begin(beam).reshape(batch, 1, 1) + each.reshape(1, beam, 1)
-        every = arange(session.cache.capacity, device=session.model.device)
         seen = (self._seen.value.reshape(batch, beam, -1) > 0) | fn.eq(every, slots)
         at = fn.broadcast_to(self._at.value, (batch, beam))
         tokens = self._beams.tokens.value.reshape(batch, beam)
@@ -116,17 +118,21 @@ class Beams:
         step = self._step(timed, no_repeat > 0)
         under_way = run_ahead(step.fetch, steps, meanwhile=meanwhile)
         for count, (best, which) in enumerate(under_way):
-            for row, search in searches.items():
+            running = {row: search for row, search in searches.items() if not search.done}
+            for row, search in running.items():
                 stuck = not (search.ended or best[row, 0] > NEVER)  # no token that may come
                 if stuck or np.isnan(best[row]).any():
                     raise ContractError(
                         f"transcribe: window {row}, token {count}: the scores of what may come are "
                         f"NaN or infinite; dtype='bf16' or 'f32' has a wider range"
                     )
-                if not search.done:
-                    search.add(best[row], which[row])
-            if all(search.done for search in searches.values()):
+                search.add(best[row], which[row])
+            over = [row for row, search in running.items() if search.done]
+            if len(over) == len(running):
                 break
+            if over:
+                beam = self._session.beam
+                end(self._notes, [row * beam + i for row in over for i in range(beam)])
         bests = {row: search.best(1)[0] for row, search in searches.items()}
         return {row: ([i for i in one.ids if i != v.end], score)
                 for row, (score, one) in bests.items()}  # fmt: skip

@@ -7,7 +7,7 @@ the device, and come to the host when the window's text has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Generator as Pieces
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from centella.nn.kv_cache import KVCache
 from centella.op.op import get
 from centella.ops.speech_host import ENDED, LAST, NOTES, SEED
 from centella.runtime.pending import Pending
-from centella.tasks.rules import NoRepeat, Suppress, Vocabulary
+from centella.tasks.rules import NoRepeat, Suppress, Vocabulary, end
 from centella.tasks.run_ahead import run_ahead
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange, asarray
@@ -231,18 +231,27 @@ class SpeechSession:
             step = self._captured[how] = Jitted(chosen, self.model.device)
         return step.fetch()
 
-    def run(self, steps: int, meanwhile: Callable[[], None] | None = None) -> Pieces[Array]:
+    def end(self, row: int) -> None:
+        """A row's text has ended, whatever its last token was."""
+        end(self._notes, [row])
+
+    def run(
+        self, steps: int, meanwhile: Callable[[], None] | None = None,
+        wanted: Collection[int] | None = None,
+    ) -> Pieces[Array]:  # fmt: skip
         """Tokens [batch] of each step, one step ahead of the device.
 
         Args:
             meanwhile: called before a wait for the first of two steps under way.
+            wanted: rows whose text is not whole yet, read at each step; None: all.
 
         Raises:
-            ContractError: logits were NaN or infinite; names the row.
+            ContractError: logits of a row that is wanted were NaN or infinite; names it.
         """
+        rows = range(self.batch) if wanted is None else wanted
         for count, tokens in enumerate(run_ahead(self.step, steps, meanwhile=meanwhile)):
-            if (tokens < 0).any():
-                row = int(np.argmin(tokens))
+            row = min((row for row in rows if tokens[row] < 0), default=None)
+            if row is not None:
                 raise ContractError(
                     f"transcribe: window {row}, token {count}: the logits of what may come are "
                     f"NaN or infinite; dtype='bf16' or 'f32' has a wider range"

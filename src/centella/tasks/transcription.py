@@ -253,7 +253,7 @@ class _Work:
         end, most = self._vocabulary.end, self._options.max_repeats
         texts: dict[int, tuple[Ids, int]] = {row: ([], 0) for row, on in enumerate(wanted) if on}
         left = set(texts)
-        with closing(session.run(steps, self._meanwhile(session))) as running:
+        with closing(session.run(steps, self._meanwhile(session), left)) as running:
             for tokens in running:
                 for row in list(left):
                     (text, count), token = texts[row], int(tokens[row])
@@ -261,6 +261,8 @@ class _Work:
                     texts[row] = (text, count + 1)
                     if token == end or (most and repeats(text, most)):
                         left.remove(row)
+                        if token != end and left:
+                            session.end(row)
                 if not left:
                     break
         return texts

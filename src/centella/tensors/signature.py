@@ -82,8 +82,6 @@ def _key(value: Any, leaves: list[Any]) -> Any:
         raise DTypeError(
             f"jit: expected tensors, arrays, numbers and containers of them, got {kind.__name__}"
         ) from error
-    if kind is float and value != value:
-        return kind, "nan"  # every NaN is one constant
     return exact(value)
 
 
