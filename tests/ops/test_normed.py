@@ -134,7 +134,7 @@ def test_bad_calls() -> None:
             functional.normed_linear(x, w, **more)
     with pytest.raises(ShapeError, match="activation"):
         functional.normed_linear(x, w, gate="sine")
-    with pytest.raises(ShapeError, match="variant of joined, wgmma, mma, apart"):
+    with pytest.raises(ShapeError, match="variant of streamed, joined, wgmma, mma, apart"):
         functional.normed_linear(x, w, variant="once")
     with pytest.raises(DTypeError, match="a weight of floats with variant='joined'"):
         functional.normed_linear(x, Stacked((w, w)), variant="joined")

@@ -185,6 +185,10 @@ def normed_linear() -> Row:
     for m, n, k in ((40, 16, 72), (70, 21, 136)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases += [Case(gated, {**many, "variant": v}) for v in ("mma", "wgmma")]
+    one = {**many, "extras": ("norm",), "variant": "streamed"}
+    for n, k in ((9, 128), (34, 264)):
+        gated, norm = (In((1, k), "positive"), In((2 * n, k), "positive")), In((k,), "positive")
+        cases += [Case((*gated, norm), one), Case((*gated, norm), {**one, "gate": ""})]
     return Row(FLOATS, tuple(cases), sums=True)
 
 

@@ -2,7 +2,7 @@
 
 The first of the list that is preferred and fits:
 
-streamed               m = 1 of bf16 on Hopper                   `streamed.py`
+streamed               m = 1 of f16 and bf16 on Hopper          `streamed.py`
 skinny_mma             m <= 32 of f16, bf16, i8, on tensor cores `skinny.py`
 gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
 columns                m <= 16, B contiguous along n             `columns.py`

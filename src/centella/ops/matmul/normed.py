@@ -7,8 +7,8 @@
 
 Source: Zhang and Sennrich 2019 (RMS norm), Ba et al. 2016 (layer norm), Shazeer 2020 (gates).
 
-`normed_kernel.py` has the kernel for few rows of x, `gated.py` those of a gate without a norm for
-many rows on tensor cores.
+`normed_kernel.py` has the kernel for few rows of x, `streamed.py` that of one on Hopper, `gated.py`
+those of a gate without a norm for many rows on tensor cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from centella.specs import Caps, Spec
 
 JOINED = 2  # rows up to which the thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
-VARIANTS = ("joined", "wgmma", "mma", APART)
+FEW_ROWS = ("streamed", "joined")  # kernels of few rows
+VARIANTS = (*FEW_ROWS, "wgmma", "mma", APART)
 
 
 class NormedAttrs(Struct, frozen=True):
@@ -120,7 +121,7 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
     if not (form.within_binding(caps) and (attrs.gate or "norm" in attrs.extras)):
         return False
-    if takes_few(form) and attrs.variant in (None, "joined"):
+    if takes_few(form) and attrs.variant in (None, *FEW_ROWS):
         return attrs.variant is not None or (rows <= JOINED and not caps.launches_are_free)
     many = rows > FEW or attrs.variant is not None
     if not (attrs.gate and many and caps.tensor_cores):
@@ -129,7 +130,7 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
 
 
 def takes_few(form: Form[NormedAttrs]) -> bool:
-    """Whether the kernel for few rows takes a form: those, and with a gate no bias."""
+    """Whether a kernel for few rows takes a form: those, and with a gate no bias."""
     few = math.prod(form.inputs[0].shape[:-1]) <= THIN
     return few and not (form.attrs.gate and "bias" in form.attrs.extras)
 
