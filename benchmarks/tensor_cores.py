@@ -60,9 +60,6 @@ TILES: tuple[AnyTile, ...] = (
     *WGMMA_TILES,
     WgmmaTile(128, 256, 64, 4, staged=128),
     WgmmaTile(128, 256, 64, 4),
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2),
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2),
-    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2),
     *MMA_TILES,
     MmaTile(128, 128, 64, 64, 64, 3),
     MmaTile(128, 256, 32, 64, 64, 4),
@@ -87,8 +84,7 @@ def title(tile: AnyTile | None) -> str:
     size = f"{tile.bm}x{tile.bn}x{tile.bk}"
     if isinstance(tile, MmaTile):
         return f"{size}, {tile.wm}x{tile.wn}, {tile.stages}"
-    name = f"{size}, wgmma{' in turn' * tile.turns}, {tile.stages}, {tile.staged}"
-    return name + (f", clusters of {tile.cluster}" if tile.cluster > 1 else "")
+    return f"{size}, wgmma{' in turn' * tile.turns}, {tile.stages}, {tile.staged}"
 
 
 def variant_of(tile: AnyTile | None) -> str | None:

@@ -574,6 +574,43 @@ def early(x: In[u32], table: In[u32], y: Out[u32], *, fault: str = "") -> None:
     y[t] = word + x[t]
 
 
+def apart(x: In[u32], table: In[u32], y: Out[u32], *, how: str, fault: str = "") -> None:
+    """Threads wait in a role, or in a block that may be left out; the table is read behind it."""
+    t = lang.local_id()
+    words = lang.shared(u32, 256)
+    if how == "role":
+        with ptx.role(0, 128):
+            ptx.await_launches()
+            y[t] = x[t]
+        with ptx.role(128, 128):
+            words[t] = table[t]
+            if fault == "stored":
+                y[t] = table[t]
+        return
+    if how == "loop":
+        for _ in lang.range(x.shape(0)):
+            ptx.await_launches()
+    else:
+        with lang.if_(t < 64):
+            ptx.await_launches()
+        with lang.else_():
+            if how == "branches":
+                ptx.await_launches()
+    words[t] = table[t]
+    ptx.await_launches()
+    y[t] = words[t]
+
+
+def test_who_has_not_waited_reads_early_wherever_it_stands() -> None:
+    """A role, a branch and what is behind a loop may run where the launches before have not."""
+    tensors = {"x": empty((256,), u32), "table": empty((256,), u32), "y": empty((256,), u32)}
+    for how in ("role", "loop", "branch", "branches"):
+        ir = record(apart, tensors, 256, how=how)
+        assert [ir.args[i].name for i in ir.early] == ["table"] * (how != "branches"), how
+    with pytest.raises(TraceError, match="before what a kernel writes, in each branch and role"):
+        record(apart, tensors, 256, how="role", fault="stored")
+
+
 def test_what_is_read_early_is_known() -> None:
     """Only that passes by the read-only cache: of the rest a line may be from before."""
     tensors = {n: tensor(np.arange(32, dtype=np.uint32), u32) for n in ("x", "table")}

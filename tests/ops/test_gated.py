@@ -35,7 +35,6 @@ TILES = (
     WgmmaTile(64, 64, 32, 2, gated=True),
     WgmmaTile(128, 64, 64, 2, staged=32, gated=True),
     WgmmaTile(128, 256, 64, 4, staged=64, gated=True),
-    replace(SMALL, cluster=2),
 )
 POISON = 0x7FC07FC0  # NaN of either half
 

@@ -17,7 +17,7 @@ from centella.emit.program import parameter_words
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
-from centella.lang.ir import CLUSTER, HOPPER
+from centella.lang.ir import HOPPER
 from centella.ops.matmul import wgmma
 from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
 from centella.runtime.plans import Plans
@@ -38,19 +38,11 @@ TILES = (
     WgmmaTile(64, 64, 32, 2),
     WgmmaTile(128, 64, 64, 2, staged=64),
 )
-PAIRS = (replace(SMALL, cluster=2), WgmmaTile(64, 64, 32, 2, cluster=2))
-# What the sweep on a card tries beside them.
-SWEPT = (
-    WgmmaTile(128, 256, 64, 4, staged=128),
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, cluster=2),
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32, cluster=2),
-    WgmmaTile(128, 256, 64, 4, staged=128, cluster=2),
-)
+WIDE = WgmmaTile(128, 256, 64, 4, staged=128)  # which the sweep on a card tries beside them
 
 
 def name(tile: WgmmaTile) -> str:
-    size = f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
-    return f"{size}x{tile.cluster}"
+    return f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
 
 
 @pytest.fixture
@@ -88,25 +80,6 @@ def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyP
         assert dict(launch.call.constants)["tile"] == tile and ir.workgroup == tile.threads
         got, wanted = ran(launch, ir)
         np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
-
-
-@pytest.mark.parametrize("tile", PAIRS, ids=name)
-@pytest.mark.parametrize(
-    ("size", "layout", "resident"),
-    [((1, 1, 8), "NT", 2), ((64, 65, 72), "TN", 2), ((150, 70, 104), "NT", 4)],
-    ids=str,
-)
-def test_pairs_of_groups(
-    size: tuple[int, int, int], layout: str, resident: int, tile: WgmmaTile,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Of some pairs one group has no row of C; a pair takes one tile, or several."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
-    launch, ir = lowered(*size, layout=layout)
-    assert ir.cluster == 2
-    assert launch.call.groups == 2 * -(-size[0] // 128) * -(-size[1] // 64)
-    got, wanted = ran(launch, ir, resident=resident)
-    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
@@ -167,15 +140,13 @@ def test_nothing_is_written_outside(small: None) -> None:
     assert (words[-1].view(np.uint16)[65 * spec.strides[0] :] == 0x7FC0).all()
 
 
-@pytest.mark.parametrize("tile", [SMALL, PAIRS[0]], ids=name)
-def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_wait_and_fence_is_needed(small: None) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(300, 60, 136)
     seen: set[str] = set()
     for what, broken in mutations(ir):
         kind = what.split()[0] if what[:2] != "no" else what.split()[1]
-        if kind not in HOPPER | CLUSTER:
+        if kind not in HOPPER:
             continue
         words, wanted = operands(launch)
         try:
@@ -190,7 +161,7 @@ def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.Mon
 
 
 @needs_ptxas
-@pytest.mark.parametrize("tile", [*TILES, *SWEPT], ids=name)
+@pytest.mark.parametrize("tile", [*TILES, WIDE], ids=name)
 def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +169,7 @@ def test_tiles_stay_in_registers(
     monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
-    if tile in WGMMA_TILES or tile.cluster > 1:
+    if tile in WGMMA_TILES:
         cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
         inputs = make_spec((4097, 384), f16, 16), make_spec((4096, 384), f16, 16)
         more = {"extras": ("bias",), "activation": "gelu_tanh", "variant": "wgmma"}
@@ -212,9 +183,8 @@ def test_tiles_stay_in_registers(
         assert shared_layout(ir).size <= CAPS.max_shared
 
 
-def test_descriptors_say_a_place_in_the_groups_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_say_a_place_in_the_groups_own_memory(small: None) -> None:
     """Addresses of a cluster have bits above it, which would change the distance of panels."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {PAIRS[0]: 1})
     text = emit_ptx(lowered(64, 65, 72, layout="NN")[1], "sm_90a")
     for number in (0, 1):
         first = f"and.b32 %low{number}, %smem, 0x3ffff;\n  shr.u32 %low{number}, %low{number}, 4;"
@@ -222,12 +192,9 @@ def test_descriptors_say_a_place_in_the_groups_own_memory(monkeypatch: pytest.Mo
 
 
 @pytest.mark.devices("cuda")
-@pytest.mark.parametrize("tile", SWEPT, ids=name)
-def test_swept_tiles_on_a_device(
-    device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clusters past every edge, B along k and across, at once and replayed in a graph."""
-    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda *_: tile)
+def test_a_swept_tile_on_a_device(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past every edge, B along k and across, at once and replayed in a graph."""
+    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda *_: WIDE)
     executor = device.executor  # without the plans of other tiles
     monkeypatch.setattr(executor, "plans", Plans(executor.backend))
     rng = np.random.default_rng(8)
@@ -235,16 +202,13 @@ def test_swept_tiles_on_a_device(
     def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
         return apply("matmul", x, w, alpha=1.0, variant="wgmma")
 
-    sizes, across = ((3, 5, 8), (1000, 700, 520), (257, 129, 72)), tile.takes(True, False)
-    for (m, n, k), turned in itertools.product(sizes, (True, False) if across else (True,)):
+    sizes = (3, 5, 8), (1000, 700, 520), (257, 129, 72)
+    for (m, n, k), turned in itertools.product(sizes, (True, False)):
         a, b = (rng.standard_normal(s).astype(np.float16) for s in ((m, k), (n, k)))
         held = ct.asarray(b, device=device).T if turned else ct.asarray(b.T.copy(), device=device)
         given = ct.asarray(a, device=device), held
         wanted = a.astype(np.float64) @ b.T.astype(np.float64)
-        results = [product(*given)]
-        if across:  # what is compiled takes rows of w
-            results.append(device.compile(product, *given)(*given))
-        for got in results:
+        for got in (product(*given), device.compile(product, *given)(*given)):
             near = 2e-3 * np.abs(wanted).max()
             np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-3, atol=near)
 

@@ -120,6 +120,7 @@ EFFECTS = (
     | ((FROM_90 | HOPPER) - {"warpgroup", "cluster_rank"})
     | {"resident", "fetch_lines", "grid_barrier"}
 )
+STORES = frozenset({"store", "store4", "tma_store"}) | GLOBAL_ATOMICS
 GLOBAL = frozenset({"load", "load4", "store", "store4"}) | GLOBAL_ATOMICS
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"}) | SHARED_ATOMICS
 ACCESSES = GLOBAL | SHARED
@@ -258,32 +259,12 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def early(self) -> tuple[int, ...]:
-        """The arguments that a thread reads before it has waited for the launches before."""
-        if not any(s[0] == "await_launches" for s in self.body):
-            return ()
-        read, waited, outer = set[int](), False, list[tuple[bool, bool]]()
-        for op, _, _, attr in self.body:
-            if op in OPENS:
-                outer.append((waited, waited))  # as before it, and as the other branch ends
-            elif op == "else":
-                before, _ = outer.pop()
-                outer.append((before, waited))
-                waited = before
-            elif op == "end":
-                waited = waited and outer.pop()[1]
-            elif op == "await_launches":
-                waited = True
-            elif not waited:
-                read.update(self._arguments(op, attr))
-        return tuple(sorted(read))
-
-    def _arguments(self, op: str, attr: Any) -> tuple[int, ...]:
-        """The argument that an operation reads."""
-        if op in ("load", "load4"):
-            return (attr,)
-        if op == "cp_async":
-            return (attr[1],)
-        return (self.maps[attr[2]].argument,) if op in ("tma_load", "tma_multicast") else ()
+        """The arguments that are read before the launches before have been waited for."""
+        before = [self.body[i] for i in unawaited(self.body)]
+        loaded = {s[3] for s in before if s[0] in ("load", "load4")}
+        copied = {s[3][1] for s in before if s[0] == "cp_async"}
+        maps = {s[3][2] for s in before if s[0] in ("tma_load", "tma_multicast")}
+        return tuple(sorted(loaded | copied | {self.maps[m].argument for m in maps}))
 
     @property
     def uses_subgroups(self) -> bool:
@@ -348,6 +329,30 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
     def line_of(self, index: int) -> str:
         """The source line that recorded a statement, where it was kept."""
         return self.lines.get(index, f"statement %{index}")
+
+
+def unawaited(body: Sequence[Statement]) -> list[int]:
+    """What a thread may come to before it waits for the launches before, where a kernel says that.
+
+    A block that may be left out, or run by other threads, has waited for none behind it; an `if`
+    has, if both of its branches have.
+    """
+    if all(op != "await_launches" for op, *_ in body):
+        return []
+    waited, before = False, []
+    outside: list[tuple[bool, bool]] = []  # of each open block: before it; in its first branch
+    for i, (op, *_) in enumerate(body):
+        if op in OPENS:
+            outside.append((waited, False))
+        elif op == "else":
+            outside[-1], waited = (outside[-1][0], waited), outside[-1][0]
+        elif op == "end":
+            outer, first = outside.pop()
+            waited = outer or (first and waited)
+        waited = waited or op == "await_launches"
+        if not waited:
+            before.append(i)
+    return before
 
 
 def matching(body: Sequence[Statement]) -> dict[int, int]:

@@ -15,7 +15,17 @@ from typing import Any
 from centella.errors import TraceError
 from centella.lang.blocks import LOOPS, Block, source_line
 from centella.lang.fold import fold, identity
-from centella.lang.ir import BufferArg, KernelIR, MapParam, Number, Param, SharedArray, Statement
+from centella.lang.ir import (
+    STORES,
+    BufferArg,
+    KernelIR,
+    MapParam,
+    Number,
+    Param,
+    SharedArray,
+    Statement,
+    unawaited,
+)
 from centella.lang.values import Expr, Value, Var, adapt
 
 SIMPLER = frozenset({"shl", "shr", "div", "rem"})
@@ -287,6 +297,12 @@ class Tracer:
         """The finished kernel."""
         if len(self.blocks) != 1:
             raise TraceError(self.blocks[-1].left_open())
+        early = [i for i in unawaited(self.body) if self.body[i][0] in STORES]
+        if early:
+            raise TraceError(
+                "await_launches comes before what a kernel writes, in each branch and role; it "
+                f"does not at {self.lines[early[0]]}"
+            )
         parts = tuple(self.params), tuple(self.shared), self.workgroup, tuple(self.body)
         return KernelIR(self.name, args, *parts, self.lines, self.starts, tuple(self.maps))
 

@@ -44,6 +44,11 @@ class Variant(Struct, Generic[F, T], frozen=True, eq=False):
         """Whether it can compute a form on a device."""
         return self.tile(form, caps) is not None
 
+    def takes(self, form: F, caps: Caps, name: str | None = None) -> bool:
+        """Whether it fits a form, and is preferred for it; or has the name that is forced."""
+        wanted = self.preferred(form, caps) if name is None else self.name == name
+        return wanted and self.fits(form, caps)
+
     def lower(self, form: F, caps: Caps) -> Lowered:
         """The launches of a form that it fits."""
         tile = self.tile(form, caps)
@@ -65,8 +70,7 @@ def choose(
         LimitError: the forced one cannot compute the form on this device; or none can.
     """
     for variant in variants:
-        wanted = variant.preferred(form, caps) if name is None else variant.name == name
-        if wanted and variant.fits(form, caps):
+        if variant.takes(form, caps, name):
             return variant
     forced = "no variant fits" if name is None else f"variant {name!r} does not fit"
     raise LimitError(f"{what}: {forced} on {caps.target}")

@@ -265,6 +265,8 @@ def ordered(work: Submission) -> frozenset[int]:
 
     They begin when those before are over; what these wrote is then there for all that follow.
     """
+    # Parts of a buffer have its address. What launches write is of the pool, whose allocations do
+    # not overlap: imported memory, which may, is only read.
     written: set[int] = set()
     behind = set()
     for position, bound in enumerate(work.launches):

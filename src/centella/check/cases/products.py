@@ -192,6 +192,10 @@ def normed_linear() -> Row:
     for m, n, k in ((2, 30, 136), (11, 21, 264)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases.append(Case(gated, {**many, "variant": "streamed_rows"}))
+    one = {**many, "extras": ("norm",), "variant": "streamed"}
+    for n, k in ((9, 128), (34, 264)):
+        gated, norm = (In((1, k), "positive"), In((2 * n, k), "positive")), In((k,), "positive")
+        cases += [Case((*gated, norm), one), Case((*gated, norm), {**one, "gate": ""})]
     return Row(FLOATS, tuple(cases), sums=True)
 
 

@@ -180,12 +180,9 @@ def await_launches() -> None:
     other launches write says it; one at least of each group. The simulator does nothing.
 
     Raises:
-        TraceError: behind a store to an argument.
+        TraceError: as the kernel ends, where an argument is written by who has not said it.
     """
-    t = current()
-    if any(op in ("store", "store4", "tma_store") for op, *_ in t.body):
-        raise TraceError("await_launches comes before what a kernel writes")
-    t.effect("await_launches", "", ())
+    current().effect("await_launches", "", ())
 
 
 def resident(groups: int) -> None:

@@ -10,26 +10,16 @@ from typing import Any
 
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
-from centella.ops.layout import rows_of
 from centella.ops.matmul.mma import MMA
 from centella.ops.matmul.normed import FEW, JOINED_ROWS, NormedAttrs
-from centella.ops.matmul.normed_kernel import JOINED
-from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.normed_kernel import JOINED, product_of
 from centella.ops.matmul.product import Product
+from centella.ops.matmul.streamed import NORMED_STREAMED
 from centella.ops.matmul.streamed_rows import STREAMED_ROWS
 from centella.ops.matmul.wgmma import WGMMA
 from centella.specs import Caps
 
 Gated = Variant[Form[NormedAttrs], Product]
-
-
-def _product_of(form: Form[NormedAttrs]) -> Product:
-    """The product of a gate; its n is that of the result."""
-    x, weight, *_ = form.inputs
-    problem = Problem.of_rows(rows_of(x), weight, rows_of(form.outputs[0]))
-    attrs = form.attrs
-    specs = (*form.inputs, form.outputs[0])
-    return Product(problem, specs, attrs.extras, 0, attrs.gate, attrs.alpha, gated=True)
 
 
 def _gated(variant: Variant[Product, Any], above: int = FEW) -> Gated:
@@ -38,14 +28,14 @@ def _gated(variant: Variant[Product, Any], above: int = FEW) -> Gated:
     def product(form: Form[NormedAttrs], caps: Caps) -> Product | None:
         if not form.attrs.gate or "norm" in form.attrs.extras:
             return None
-        product = _product_of(form)
+        product = product_of(form)
         return product if product.whole and variant.fits(product, caps) else None
 
     def launches(form: Form[NormedAttrs], product: Product, caps: Caps) -> Lowered:
         return variant.lower(product, caps)
 
     def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
-        product = _product_of(form)
+        product = product_of(form)
         return product.problem.m > above and variant.preferred(product, caps)
 
     return Variant(variant.name, product, launches, preferred)
@@ -56,15 +46,11 @@ SEVERAL: tuple[Gated, ...] = (_gated(STREAMED_ROWS, JOINED_ROWS), _gated(WGMMA),
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     """Whether a kernel of several rows takes a form, and is better than what the op stands for."""
-    forced = form.attrs.variant
-    return any(
-        v.fits(form, caps) and (v.preferred(form, caps) if forced is None else v.name == forced)
-        for v in SEVERAL
-    )
+    return any(v.takes(form, caps, form.attrs.variant) for v in SEVERAL)
 
 
 def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     """One launch."""
-    order: tuple[Variant[Form[NormedAttrs], Any], ...] = (*SEVERAL, JOINED)
+    order: tuple[Variant[Form[NormedAttrs], Any], ...] = (NORMED_STREAMED, *SEVERAL, JOINED)
     what = f"normed_linear: {list(form.inputs[0].shape)} by {list(form.inputs[1].shape)}"
     return choose(order, form, caps, form.attrs.variant, what).lower(form, caps)

@@ -74,7 +74,7 @@ def preferred(form: Form[LinearNormAttrs], caps: Caps) -> bool:
     if not (caps.warpgroups and caps.fast_tensor_cores):
         return False
     order = loaded("centella.ops.matmul.whole_rows:ORDER")
-    return any(v.fits(form, caps) and v.preferred(form, caps) for v in order)
+    return any(v.takes(form, caps) for v in order)
 
 
 LINEAR_NORM: Op[LinearNormAttrs] = Op(

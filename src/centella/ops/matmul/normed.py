@@ -7,8 +7,8 @@
 
 Source: Zhang and Sennrich 2019 (RMS norm), Ba et al. 2016 (layer norm), Shazeer 2020 (gates).
 
-`normed_kernel.py` has the kernel for few rows of x, `gated.py` those of a gate without a norm for
-several rows on tensor cores.
+`normed_kernel.py` has the kernel for few rows of x, `streamed.py` that of one on Hopper, `gated.py`
+those of a gate without a norm for several rows on tensor cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from centella.specs import Caps, Spec
 
 JOINED_ROWS = 2  # rows up to which a thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
-VARIANTS = ("joined", "streamed_rows", "wgmma", "mma", APART)
+FEW_ROWS = ("streamed", "joined")  # kernels of few rows
+VARIANTS = (*FEW_ROWS, "streamed_rows", "wgmma", "mma", APART)
 
 
 class NormedAttrs(Struct, frozen=True):
@@ -120,8 +121,8 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
     if not (form.within_binding(caps) and (attrs.gate or "norm" in attrs.extras)):
         return False
-    gains = attrs.variant == "joined" or (rows <= JOINED_ROWS and not caps.launches_are_free)
-    if takes_few(form) and attrs.variant in (None, "joined") and gains:
+    gains = rows <= JOINED_ROWS and not caps.launches_are_free
+    if takes_few(form) and (attrs.variant in FEW_ROWS or (attrs.variant is None and gains)):
         return True
     if not (attrs.gate and caps.tensor_cores):
         return False
@@ -129,7 +130,7 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
 
 
 def takes_few(form: Form[NormedAttrs]) -> bool:
-    """Whether the kernel for few rows takes a form: those, and with a gate no bias."""
+    """Whether a kernel for few rows takes a form: those, and with a gate no bias."""
     few = math.prod(form.inputs[0].shape[:-1]) <= THIN
     return few and not (form.attrs.gate and "bias" in form.attrs.extras)
 

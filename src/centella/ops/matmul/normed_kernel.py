@@ -21,9 +21,7 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
-from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import rows_of
-from centella.ops.matmul import streamed
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.normed import NormedAttrs, takes_few
 from centella.ops.matmul.problem import Problem, aligned
@@ -39,7 +37,6 @@ from centella.ops.matmul.thin import (
     thin_of,
     together_of,
 )
-from centella.ops.operands import KERNEL
 from centella.ops.rows import Row, Team, fold
 from centella.specs import Caps
 
@@ -134,21 +131,21 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, kept: int) -> list[tuple[E
 
 
 def _normed(
-    *, tile: Thin, gate: str, activation: str, kind: str, kept: int, depth: str, early: bool,
+    *, tile: Thin, gated: bool, activation: str, kind: str, kept: int, depth: str, early: bool,
     shuffle: bool, together: int, vector_x: bool, vector_w: bool, vector_norm: bool, x: Argument,
     w: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     reserve(together)
     names = ("m", "n", "k", "rowx", "ldw", "ldy", "half")
     p = {n: lang.parameter(n, u32) for n in names}
-    each = tile.outs // 2 if gate else tile.outs  # outputs of a team
+    each = tile.outs // 2 if gated else tile.outs  # outputs of a team
     first = lang.group_id() * (tile.teams * each)
     lane, team = lang.local_id() // tile.teams, lang.local_id() % tile.teams
     starts = []
     for r in range(tile.outs):
-        out = r // 2 if gate else r
+        out = r // 2 if gated else r
         row = lang.minimum(first + team * each + out, p["n"] - 1)
-        starts.append((row + p["half"] if gate and r % 2 else row) * p["ldw"])
+        starts.append((row + p["half"] if gated and r % 2 else row) * p["ldw"])
     weights = Rows(w, starts, vector_w, None, p["k"])
     rows_of_x = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
     inputs = Rows(x, [row * p["rowx"] for row in rows_of_x], vector_x, None, p["k"])
@@ -167,11 +164,11 @@ def _normed(
     if isinstance(inputs, _Normed):
         sums = [*sums, inputs.squares]
     let_next_in(early)
-    _finish(sums, tile, gate, activation, shuffle, first, p, y, extra)
+    _finish(sums, tile, gated, activation, shuffle, first, p, y, extra)
 
 
 def _finish(
-    sums: Any, tile: Thin, gate: str, activation: str, shuffle: bool, first: Any,
+    sums: Any, tile: Thin, gated: bool, activation: str, shuffle: bool, first: Any,
     p: dict[str, Any], y: Any, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """Combine the sums of each team; then norm, gate or epilogue, and the store."""
@@ -184,15 +181,15 @@ def _finish(
             lang.barrier()
         values = [sums[r][row + i] for i in range(rows) for r in range(count)]
         pitch = totals(scratch, values, tile, slots)
-        _store(scratch, pitch, tile, gate, activation, row, rows, count, first, p, y, extra)
+        _store(scratch, pitch, tile, gated, activation, row, rows, count, first, p, y, extra)
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, gate: str, activation: str, row: int, rows: int,
+    scratch: Any, pitch: int, tile: Thin, gated: bool, activation: str, row: int, rows: int,
     count: int, first: Operand, p: dict[str, Expr], y: Argument, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """A word of the output a thread; `count` sums have the squares of an RMS norm last."""
-    each, per = tile.outs // 2 if gate else tile.outs, y.dtype.per_word
+    each, per = tile.outs // 2 if gated else tile.outs, y.dtype.per_word
     across = tile.teams * each // per
     items = rows * across
     for base in range(0, items, tile.threads):
@@ -202,8 +199,7 @@ def _store(
         if base + tile.threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
-            factor = lang.parameter("alpha", f32) if gate else lang.const(1.0, f32)
-            out = []
+            one, out = lang.const(1.0, f32), list[list[Any]](([], []))
             for j in range(per):
                 team, o = (offset + j) // each, (offset + j) % each
                 at = i * count
@@ -211,20 +207,16 @@ def _store(
                 def total(r: Any, at: Any = at, team: Any = team) -> Any:
                     return scratch[(at + r) * pitch + team]
 
-                own = factor
+                own = one
                 if count > tile.outs:
                     squares = scratch[(at + tile.outs) * pitch + team]
                     mean = squares / lang.cast(p["k"], f32)
-                    own = factor / lang.sqrt(mean + lang.parameter("eps", f32))
-                if gate:
-                    opened = ACTIVATIONS[gate](KERNEL, total(o * 2) * own)
-                    out.append(opened * (total(o * 2 + 1) * own))
-                else:
-                    out.append(total(o) * own)
-            if not gate:
-                finish = Epilogue(activation, extra, first + offset, per, p["n"])
-                out = finish(out, row + i)
-            y.store((row + i) * p["ldy"] + (first + offset), out)
+                    own = one / lang.sqrt(mean + lang.parameter("eps", f32))
+                for half in range(2 if gated else 1):
+                    out[half].append(total(o * 2 + half if gated else o) * own)
+            finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
+            values = finish(out[0] + out[1], row + i)
+            y.store((row + i) * p["ldy"] + (first + offset), values)
 
 
 kernel: Kernel = Kernel(_normed, workgroup=128, name="normed_linear", rewritable=True)
@@ -241,40 +233,40 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     return replace(thin, lanes=LANES, outs=2 * OUTS if wide else OUTS, unroll=unroll)
 
 
+def product_of(form: Form[NormedAttrs]) -> Product:
+    """The product; with a gate its n is that of the result."""
+    x, weight, *more = form.inputs
+    attrs, extras = form.attrs, dict(zip(form.attrs.extras, more, strict=True))
+    problem = Problem.of_rows(rows_of(x), weight, rows_of(form.outputs[0]))
+    residual = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
+    return Product(
+        problem, (*form.inputs, form.outputs[0]), attrs.extras, residual,
+        attrs.gate or attrs.activation, attrs.alpha, gated=attrs.gate != "",
+    )  # fmt: skip
+
+
 def _launches(form: Form[NormedAttrs], fits: bool, caps: Caps) -> Lowered:
     x, w, *more = form.inputs
-    y, gate = rows_of(form.outputs[0]), form.attrs.gate
+    y, product = rows_of(form.outputs[0]), product_of(form)
     flat_x, extras = rows_of(x), dict(zip(form.attrs.extras, more, strict=True))
-    m, k = flat_x.shape
-    problem = Problem.of_rows(flat_x, w, y)
-    residual = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
-    attrs = form.attrs
-    product = Product(
-        problem, (*form.inputs, form.outputs[0]), tuple(extras), residual, attrs.activation,
-        attrs.alpha,
-    )  # fmt: skip
-    if attrs.variant is None and streamed.STREAMED.preferred(product, caps):
-        stream = streamed.normed_stream(product, attrs, caps)
-        if stream is not None:
-            kind = streamed.kind_of(product, attrs)
-            return streamed.stream_launch(product, stream, gate, kind, (("eps", attrs.eps),))
+    (m, k), problem, gated = flat_x.shape, product.problem, product.gated
     tile = normed_of(replace(problem, n=w.shape[0]), (x.dtype, w.dtype), caps)
     width = max(x.dtype.per_chunk, w.dtype.per_chunk)
-    if gate and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word
+    if gated and tile.outputs < 2 * y.dtype.per_word:  # a thread stores a word
         tile = replace(tile, outs=2 * tile.outs)
-    outputs = tile.outputs // (2 if gate else 1)
+    outputs = tile.outputs // (2 if gated else 1)
     layered = form.attrs.kind == "layer"
     steps = -(-k // (x.dtype.per_chunk * tile.threads))
     kept = steps if layered and steps * x.dtype.per_chunk * tile.m <= HELD else 0
     vectors = [extras[name] for name in ("norm", "shift") if name in extras]
     scalars: Scalars = (
         ("m", m), ("n", y.shape[1]), ("k", k), ("rowx", flat_x.strides[0]), ("ldw", w.strides[0]),
-        ("ldy", y.strides[0]), ("half", y.shape[1]), ("ldr", residual), ("alpha", form.attrs.alpha),
-        ("eps", form.attrs.eps),
+        ("ldy", y.strides[0]), ("half", y.shape[1]), ("ldr", product.residual_pitch),
+        ("alpha", product.alpha), ("eps", form.attrs.eps),
     )  # fmt: skip
     constants = (
-        ("activation", form.attrs.activation), ("depth", depth_of(tile, k, width)),
-        ("early", caps.early_launch), ("gate", gate), ("kept", kept),
+        ("activation", product.activation), ("depth", depth_of(tile, k, width)),
+        ("early", caps.early_launch), ("gated", gated), ("kept", kept),
         ("kind", form.attrs.kind),
         ("shuffle", caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2),
         ("tile", tile),

@@ -63,16 +63,15 @@ def launch(
 
 def tiles_launch(
     kernel: Kernel, product: Product, size: tuple[int, int], threads: int, constants: Constants,
-    more: Scalars = (), cluster: int = 1,
+    more: Scalars = (),
 ) -> Call:  # fmt: skip
     """A group for each tile of C.
 
     Args:
         size: rows and columns of a tile.
-        cluster: groups whose tiles are above each other.
     """
     problem = product.problem
-    tiles_m, tiles_n = -(-problem.m // (cluster * size[0])), -(-problem.n // size[1])
+    tiles_m, tiles_n = -(-problem.m // size[0]), -(-problem.n // size[1])
     scalars: Scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
         ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
@@ -80,7 +79,7 @@ def tiles_launch(
         ("alpha", product.alpha), ("ldr", product.residual_pitch), *more,
     )  # fmt: skip
     names = ("a", "b", *product.names)
-    groups = cluster * tiles_m * tiles_n * problem.batch
+    groups = tiles_m * tiles_n * problem.batch
     return launch(kernel, product, names, scalars, constants, groups, threads)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from centella.dtypes import DType, bf16, f16
-from centella.op.op import Lowered
+from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.normed import NormedAttrs
+from centella.ops.matmul.normed_kernel import product_of
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.streamed_kernel import (
@@ -103,14 +104,24 @@ def groups_of(problem: Problem, tile: Stream) -> int:
     return -(-blocks_of(problem, tile) // _turns(problem.n, tile.rows))
 
 
-def stream_launch(
-    product: Product, tile: Stream, gate: str = "", kind: str = "", scalars: Scalars = ()
+def _tile(product: Product, caps: Caps) -> Stream | None:
+    named = dict(zip(product.names, product.specs[2:-1], strict=True))
+    vectors = [named[name] for name in ("norm", "shift") if name in named]
+    if not product.whole or "scale" in named or not all(aligned(v, 0, 0) for v in vectors):
+        return None
+    dtypes = (*product.dtypes, product.specs[-1].dtype)
+    halves = 2 if product.gated else 1
+    return stream_of(product.problem, dtypes, halves, bool(vectors), caps)
+
+
+def _launches(
+    product: Product, tile: Stream, caps: Caps, kind: str = "", scalars: Scalars = ()
 ) -> Lowered:
     """The launch."""
     problem, groups = product.problem, groups_of(product.problem, tile)
     constants = (
-        ("activation", product.activation), ("depth", problem.k), ("gate", gate), ("kind", kind),
-        ("tile", tile),
+        ("activation", product.activation), ("depth", problem.k), ("gated", product.gated),
+        ("kind", kind), ("tile", tile),
     )  # fmt: skip
     own: Scalars = (
         ("n", problem.n), ("k", problem.k), ("ldw", problem.ldb), ("half", problem.n),
@@ -121,36 +132,23 @@ def stream_launch(
     return Lowered((launch(kernel, product, names, own, constants, groups, kernel.workgroup),))
 
 
-def normed_stream(product: Product, attrs: NormedAttrs, caps: Caps) -> Stream | None:
-    """Of a product with a norm or a gate."""
-    named = zip(product.names, product.specs[2:-1], strict=True)
-    vectors = [aligned(spec, 0, 0) for name, spec in named if name in ("norm", "shift")]
-    if not (product.whole and all(vectors)):
-        return None
-    dtypes, normed = (*product.dtypes, product.specs[-1].dtype), kind_of(product, attrs) != ""
-    return stream_of(product.problem, dtypes, 2 if attrs.gate else 1, normed, caps)
+def _normed_tile(form: Form[NormedAttrs], caps: Caps) -> Stream | None:
+    return _tile(product_of(form), caps)
 
 
-def kind_of(product: Product, attrs: NormedAttrs) -> str:
-    """What the kernel calls the norm; "" for none."""
-    if attrs.kind == LAYER:
-        return LAYER
-    if "norm" not in product.names:
-        return ""
-    return SUMS if product.dtypes[0] is bf16 else RMS
+def _normed_launches(form: Form[NormedAttrs], tile: Stream, caps: Caps) -> Lowered:
+    product, attrs, kind = product_of(form), form.attrs, ""
+    if "norm" in attrs.extras:
+        rms = SUMS if product.dtypes[0] is bf16 else RMS
+        kind = LAYER if attrs.kind == LAYER else rms
+    return _launches(product, tile, caps, kind, (("eps", attrs.eps),))
 
 
-def _tile(product: Product, caps: Caps) -> Stream | None:
-    if not product.whole or "scale" in product.names:
-        return None
-    dtypes = (*product.dtypes, product.specs[-1].dtype)
-    return stream_of(product.problem, dtypes, 1, False, caps)
+def _preferred(form: object, caps: Caps) -> bool:
+    return caps.fast_tensor_cores
 
 
-def _launches(product: Product, tile: Stream, caps: Caps) -> Lowered:
-    return stream_launch(product, tile)
-
-
-STREAMED: Variant[Product, Stream] = Variant(
-    "streamed", _tile, _launches, lambda product, caps: caps.fast_tensor_cores
+STREAMED: Variant[Product, Stream] = Variant("streamed", _tile, _launches, _preferred)
+NORMED_STREAMED: Variant[Form[NormedAttrs], Stream] = Variant(
+    "streamed", _normed_tile, _normed_launches, _preferred
 )

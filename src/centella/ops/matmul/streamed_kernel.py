@@ -28,9 +28,7 @@ from centella import lang
 from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.operands import KERNEL
 from centella.ops.ring import Ring
 
 WARP, QUAD, EIGHT, DEPTH = 32, 4, 8, 16
@@ -227,11 +225,11 @@ def _two(values: list[Any], x: Any) -> list[list[Any]]:
 
 
 def _streamed(
-    *, tile: Stream, depth: int, kind: str, gate: str, activation: str, x: Argument, w: Argument,
+    *, tile: Stream, depth: int, kind: str, gated: bool, activation: str, x: Argument, w: Argument,
     y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     lang.ptx.resident(2)
-    halves = 2 if gate else 1
+    halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
     row = _Row(shared.steps * tile.columns, kind)
     sixteens = tile.sixteens(halves)
@@ -239,12 +237,12 @@ def _streamed(
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
         _produce(shared)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
-        _consume(shared, row, scratch, sixteens, gate, activation, x, y, extra)
+        _consume(shared, row, scratch, sixteens, activation, x, y, extra)
 
 
 def _consume(
-    shared: Shares, row: _Row, scratch: Any, sixteens: int, gate: str, activation: str, x: Any,
-    y: Any, extra: dict[str, Any],
+    shared: Shares, row: _Row, scratch: Any, sixteens: int, activation: str, x: Any, y: Any,
+    extra: dict[str, Any],
 ) -> None:  # fmt: skip
     tile, p = shared.tile, shared.p
     me = lang.local_id() - WARPGROUP
@@ -284,7 +282,7 @@ def _consume(
         base = turn % 2 * (WARPS * sixteens * DEPTH)
         _leave(sums, scratch, base + warp * (sixteens * DEPTH), lane, row.columns)
         meeting()
-        _store(shared, scratch, base, sixteens, block, me, row, gate, activation, y, extra)
+        _store(shared, scratch, base, sixteens, block, me, row, activation, y, extra)
 
 
 def meet(shared: Shares, turn: Any) -> None:
@@ -319,7 +317,7 @@ def _leave(sums: Any, scratch: Any, at: Any, lane: Any, columns: int) -> None:
 
 def _store(
     shared: Shares, scratch: Any, base: Any, sixteens: int, block: Any, me: Any, row: _Row,
-    gate: str, activation: str, y: Any, extra: dict[str, Any],
+    activation: str, y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Add up the warps' sums, and store a word of outputs a thread."""
     tile, p, per = shared.tile, shared.p, y.dtype.per_word
@@ -330,26 +328,18 @@ def _store(
         whole = parts[0]
         for part in parts[1:]:
             whole = whole + part
-        return whole
+        return whole if factor is None else whole * factor
 
     offset = me * per
     with lang.if_((offset < tile.rows) & (first + offset < p["n"])):
         factor = row.factor(p["k"]) if row.kind == SUMS else None
-        out = []
-        for j in range(per):
-            value = total(offset + j)
-            value = value if factor is None else value * factor
-            if gate:
-                alpha = lang.parameter("alpha", f32)
-                other = total(offset + j + tile.height) * (
-                    alpha if factor is None else factor * alpha
-                )
-                value = ACTIVATIONS[gate](KERNEL, value * alpha) * other
-            out.append(value)
-        if not gate:
-            finish = Epilogue(activation, extra, first + offset, per, p["n"])
-            out = finish(out, lang.const(0, u32))
-        y.store(first + offset, out)
+        sums = [
+            total(offset + j + half * tile.height)
+            for half in range(shared.halves) for j in range(per)
+        ]  # fmt: skip
+        gated = shared.halves > 1
+        finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
+        y.store(first + offset, finish(sums, lang.const(0, u32)))
 
 
 kernel: Kernel = Kernel(_streamed, workgroup=WARPGROUP + CONSUMERS, name="streamed")

@@ -34,7 +34,6 @@ from centella.ops.matmul.product import Constants, Product, tiles_launch
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import tile_place
-from centella.ops.matmul.together import Together
 from centella.ops.ring import Ring
 from centella.specs import Caps
 
@@ -52,7 +51,6 @@ class WgmmaTile(Struct, frozen=True):
         turns: two consumers take tiles in turn, so that one multiplies while the other finishes;
             else each takes 64 rows of every tile.
         staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
-        cluster: groups with neighbouring rows of C that have B copied for each other, in turn.
         gated: half of the bn columns are gates of the others; `staged` are of the results.
     """
 
@@ -62,7 +60,6 @@ class WgmmaTile(Struct, frozen=True):
     stages: int
     turns: bool = False
     staged: int = 0
-    cluster: int = 1
     gated: bool = False
 
     @property
@@ -143,14 +140,12 @@ class _Operand:
         extents = (p["k"], across, self.batches) if along_k else (across, p["k"], self.batches)
         self.map = lang.ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
 
-    def load(
-        self, row: Any, k: Any, batch: Operand, stage: Any, full: Any, mask: int | None = None
-    ) -> None:
-        """Have the tile from a row and a k on copied to a stage, of the groups in the mask."""
+    def load(self, row: Any, k: Any, batch: Operand, stage: Any, full: Any) -> None:
+        """Have the tile from a row and a k on copied to a stage."""
         for box in range(self.boxes):
             at = (k, row) if self.along_k else (row, k)
             corner = (*at, lang.minimum(batch, self.batches - 1))
-            lang.ptx.tma_load(self.map, corner, self._box(stage) + box, full, stage, mask)
+            lang.ptx.tma_load(self.map, corner, self._box(stage) + box, full, stage)
             row = row if self.apart is None else row + self.apart
 
     def _box(self, stage: Any) -> Any:
@@ -167,8 +162,7 @@ class _Shared:
     """What both roles see: operands, barriers, sizes. `order` has the consumers take turns."""
 
     def __init__(self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool) -> None:
-        self.tile, self.together = tile, Together(tile.cluster)
-        self.together.begin()
+        self.tile = tile
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
         self.left = _Operand(a, "a", tile.bm, tile, a_along_k, self.p)
         self.right = _Operand(b, "b", tile.bn, tile, b_along_k, self.p)
@@ -178,32 +172,21 @@ class _Shared:
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
                 self.full.init(stage, 1)
-                self.empty.init(stage, tile.cluster * (1 if tile.turns else tile.consumers))
+                self.empty.init(stage, 1 if tile.turns else tile.consumers)
             for consumer in range(2):
                 self.order.init(consumer, 1)
             lang.ptx.init_fence()
-        self.together.meet()
+        lang.barrier()
 
     def tile_at(self, number: Any) -> tuple[Expr, Expr, Expr]:
         """Batch, first row and first column of this group's tile."""
-        tile = self.tile
-        batch, row, column = tile_place(self.p, number, tile.cluster * tile.bm, tile.across)
-        return batch, row + self.together.rank() * tile.bm, column
+        return tile_place(self.p, number, self.tile.bm, self.tile.across)
 
     def load(self, at: tuple[Expr, Expr, Expr], step: Operand, stage: Any) -> None:
-        """Have both operands copied; B by one group of the cluster for all of them."""
-        tile, (batch, row, column) = self.tile, at
-        self.left.load(row, step * tile.bk, batch, stage, self.full)
-        if tile.cluster == 1:
-            self.right.load(column, step * tile.bk, batch, stage, self.full)
-            return
-        with lang.if_(self.together.copies(step)):
-            mask = self.together.mask
-            self.right.load(column, step * tile.bk, batch, stage, self.full, mask)
-
-    def release(self, stage: Any) -> None:
-        """This thread's consumer has read a stage."""
-        self.together.release(self.empty, stage)
+        """Have both operands copied."""
+        k, (batch, row, column) = step * self.tile.bk, at
+        self.left.load(row, k, batch, stage, self.full)
+        self.right.load(column, k, batch, stage, self.full)
 
 
 def _wgmma(
@@ -217,14 +200,12 @@ def _wgmma(
         _produce(shared)
     with lang.ptx.role(WARPGROUP, tile.consumers * WARPGROUP, registers=more):
         _consume(shared, stored, activation, extra, words)
-    shared.together.end()
 
 
 def _produce(shared: _Shared) -> None:
     """Have the tiles of all steps copied, one after the other, as stages become free."""
-    tile, together = shared.tile, shared.together
-    ring = Ring(tile.stages)
-    for number in lang.range(together.first, together.last, together.every):
+    tile, ring = shared.tile, Ring(shared.tile.stages)
+    for number in lang.range(lang.group_id(), lang.num_groups(), lang.ptx.grid()):
         at = shared.tile_at(number)
         for step in lang.range(shared.steps):
             stage = ring.stage.get()
@@ -242,7 +223,7 @@ def _consume(
     tile, steps = shared.tile, shared.steps
     ring = Ring(tile.stages)
     mine = lang.ptx.warpgroup() - 1
-    first, every = shared.together.first, shared.together.every
+    first, every = lang.group_id(), lang.ptx.grid()
     turn = lang.var(1 - mine)  # the first one's turn is at once
     down: Any = mine * M
     if tile.turns:
@@ -251,7 +232,7 @@ def _consume(
     sums = [lang.ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
     leader = lang.local_id() % WARPGROUP == 0
     width = tile.staged or tile.across
-    for number in lang.range(first, shared.together.last, every):
+    for number in lang.range(first, lang.num_groups(), every):
         batch, row, column = shared.tile_at(number)
         if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
             shared.order.wait(mine, turn)
@@ -270,7 +251,7 @@ def _consume(
         stored.begin(parts)
         lang.ptx.wgmma_wait(0)
         with lang.if_(leader):
-            shared.release(last)
+            shared.empty.arrive(last)
         for part in parts:
             stored.take(part, mine, leader)
     stored.close(leader)
@@ -295,7 +276,7 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: A
         lang.ptx.wgmma_commit()
         lang.ptx.wgmma_wait(1)
         with lang.if_(leader & (step > 0)):
-            shared.release(before)
+            shared.empty.arrive(before)
         before.set(stage)
         ring.advance()
     return before
@@ -360,9 +341,8 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
         ("batches_b", problem.batch if problem.sb else 1),
     )
     more = (*batches, ("both", 2 * problem.n)) if tile.gated else batches
-    size, cluster = (tile.bm, tile.across), tile.cluster
-    call = tiles_launch(wgmma, product, size, tile.threads, constants, more, cluster)
-    return Lowered((call,))
+    size = (tile.bm, tile.across)
+    return Lowered((tiles_launch(wgmma, product, size, tile.threads, constants, more),))
 
 
 def _tile(product: Product, caps: Caps) -> WgmmaTile | None:

@@ -34,7 +34,6 @@ from centella.ops.matmul.product import Constants, Product, Scalars, launch
 from centella.ops.matmul.results import K, M
 from centella.ops.matmul.row_norms import NormedRows
 from centella.ops.matmul.table import MULTIPROCESSORS
-from centella.ops.matmul.together import Together
 from centella.ops.norm import NORM
 from centella.ops.ring import Ring
 from centella.specs import Caps
@@ -44,25 +43,18 @@ CONSUMERS = 2
 ROWS = CONSUMERS * M  # of a tile
 REGISTERS = (24, 240)  # of a producer's thread, of a consumer's
 WIDEST, PANEL = 384, 64  # columns: that fit the registers; that a copied box has
+DEPTH, STAGES = 32, 4  # of a stage; of the ring
+PIECES = 2 * STAGES  # of B in the ring
+CLUSTER = 2  # groups with neighbouring rows that have B copied for each other, half each
+THREADS = (1 + CONSUMERS) * WARPGROUP  # of a group
+LEFT_BYTES = 2 * DEPTH * ROWS  # of A in one stage
 SIZES = ("m", "k", "lda", "ldb", "ldy", "ldr")
 
 
 class RowsTile(Struct, frozen=True):
-    """How a group works: columns, all that there are; depth of a stage; stages of the ring.
-
-    Attributes:
-        cluster: groups with neighbouring rows that have B copied for each other, in turn.
-    """
+    """The columns of a group: all that there are."""
 
     columns: int
-    bk: int = 32
-    stages: int = 4
-    cluster: int = 2
-
-    @property
-    def threads(self) -> int:
-        """Threads of a group."""
-        return (1 + CONSUMERS) * WARPGROUP
 
     @property
     def half(self) -> int:
@@ -70,19 +62,9 @@ class RowsTile(Struct, frozen=True):
         return self.columns // 2
 
     @property
-    def pieces(self) -> int:
-        """Of B in the ring: two a stage."""
-        return 2 * self.stages
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes of A in one stage."""
-        return 2 * self.bk * ROWS
-
-    @property
     def piece_bytes(self) -> int:
         """Bytes of a piece of B."""
-        return 2 * self.bk * self.half
+        return 2 * DEPTH * self.half
 
     @property
     def row_bytes(self) -> int:
@@ -92,7 +74,7 @@ class RowsTile(Struct, frozen=True):
     @property
     def shared_bytes(self) -> int:
         """Workgroup memory: the ring, the residual or results, barriers."""
-        ring = self.stages * self.left_bytes + self.pieces * (self.piece_bytes + 16)
+        ring = STAGES * LEFT_BYTES + PIECES * (self.piece_bytes + 16)
         return ring + CONSUMERS * (self.row_bytes + 16)
 
 
@@ -105,12 +87,12 @@ class _Shared:
     """
 
     def __init__(self, tile: RowsTile, a: Any, b: Any, y: Any, residual: Any) -> None:
-        self.tile, self.together = tile, Together(tile.cluster)
-        self.together.begin()
+        self.tile = tile
+        lang.ptx.cluster(CLUSTER)
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
         p = self.p
-        self.left = lang.ptx.SharedTile(a.dtype, (tile.stages, ROWS, tile.bk))
-        self.right = lang.ptx.SharedTile(b.dtype, (tile.pieces, tile.half, tile.bk))
+        self.left = lang.ptx.SharedTile(a.dtype, (STAGES, ROWS, DEPTH))
+        self.right = lang.ptx.SharedTile(b.dtype, (PIECES, tile.half, DEPTH))
         self.rows = lang.ptx.SharedTile(y.dtype, (CONSUMERS, M, tile.columns))
         columns = lang.parameter("n", u32)
         self.map_a = lang.ptx.TensorMap(a, self.left, (p["k"], p["m"]), (p["lda"],))
@@ -120,24 +102,35 @@ class _Shared:
         if residual is not None:
             extents = (columns, p["m"])
             self.map_residual = lang.ptx.TensorMap(residual, self.rows, extents, (p["ldr"],))
-        self.full, self.empty = lang.ptx.Barriers(tile.pieces), lang.ptx.Barriers(tile.pieces)
+        self.full, self.empty = lang.ptx.Barriers(PIECES), lang.ptx.Barriers(PIECES)
         self.come, self.gone = lang.ptx.Barriers(CONSUMERS), lang.ptx.Barriers(CONSUMERS)
-        self.steps = (p["k"] + (tile.bk - 1)) // tile.bk
+        self.steps = (p["k"] + (DEPTH - 1)) // DEPTH
         with lang.if_(lang.local_id() == 0):
-            for piece in range(tile.pieces):
+            for piece in range(PIECES):
                 self.full.init(piece, 1)
-                self.empty.init(piece, tile.cluster * CONSUMERS)
+                self.empty.init(piece, CLUSTER * CONSUMERS)
             for consumer in range(CONSUMERS):
                 self.come.init(consumer, 1)
                 self.gone.init(consumer, 1)
             lang.ptx.init_fence()
-        self.together.meet()
+        self.meet()
+
+    def meet(self) -> None:
+        """The threads of both groups meet."""
+        lang.ptx.cluster_arrive()
+        lang.ptx.cluster_wait()
 
     def tiles(self) -> Iterator[Any]:
         """The first rows of this group's tiles; past the last row there is nothing to copy."""
-        together, tile = self.together, self.tile
-        for number in lang.range(together.first, together.last, together.every):
-            yield (number * tile.cluster + together.rank()) * ROWS
+        counts = lang.group_id, lang.num_groups, lang.ptx.grid
+        for number in lang.range(*(count() // CLUSTER for count in counts)):
+            yield (number * CLUSTER + lang.ptx.cluster_rank()) * ROWS
+
+    def release(self, piece: Any) -> None:
+        """This thread's consumer has read a piece: whoever fills it, in either group, may."""
+        self.empty.arrive(piece)
+        for further in range(1, CLUSTER):
+            self.empty.arrive(piece, (lang.ptx.cluster_rank() + further) % CLUSTER)
 
 
 def _whole_rows(
@@ -149,7 +142,7 @@ def _whole_rows(
         _produce(shared)
     with lang.ptx.role(WARPGROUP, CONSUMERS * WARPGROUP, registers=more):
         _consume(shared, kind, extra)
-    shared.together.end()
+    shared.meet()  # nobody leaves while the other still copies to it or tells it something
 
 
 def _produce(shared: _Shared) -> None:
@@ -158,37 +151,30 @@ def _produce(shared: _Shared) -> None:
     It is asked for once the ring is full: then nothing waits behind it, and the rows before it have
     mostly left.
     """
-    tile, ring = shared.tile, Ring(shared.tile.pieces)
+    tile, ring = shared.tile, Ring(PIECES)
     turn = lang.var(0, u32)
-    filled = lang.minimum(shared.steps, tile.stages) - 1
+    filled = lang.minimum(shared.steps, STAGES) - 1
     for row in shared.tiles():
         for step in lang.range(shared.steps):
             first = ring.stage.get()
             for half in range(2):
                 piece = ring.stage.get()
                 shared.empty.wait(piece, ring.parity ^ 1)
-                nbytes = tile.piece_bytes if half else tile.piece_bytes + tile.left_bytes
+                nbytes = tile.piece_bytes if half else tile.piece_bytes + LEFT_BYTES
                 shared.full.expect(piece, nbytes)
                 if half:  # both are free, and so is the stage of A
-                    at = step * tile.bk, row
+                    at = step * DEPTH, row
                     lang.ptx.tma_load(shared.map_a, at, first // 2, shared.full, first)
-                _load_b(shared, half, step * tile.bk, piece)
+                at = step * DEPTH, half * tile.half
+                with lang.if_(lang.ptx.cluster_rank() == half):  # for both groups
+                    everyone = (1 << CLUSTER) - 1
+                    lang.ptx.tma_load(shared.map_b, at, piece, shared.full, piece, everyone)
                 ring.advance()
             if shared.map_residual is not None:
                 with lang.if_(step == filled):
                     for mine in range(CONSUMERS):
                         _ask(shared, mine, row + mine * M, turn)
         turn.set(turn ^ 1)
-
-
-def _load_b(shared: _Shared, half: int, k: Any, piece: Any) -> None:
-    """Have half of B's columns copied, by one group of a cluster for all of them."""
-    at, together = (k, half * shared.tile.half), shared.together
-    if together.groups == 1:
-        lang.ptx.tma_load(shared.map_b, at, piece, shared.full, piece)
-        return
-    with lang.if_(together.copies(half)):
-        lang.ptx.tma_load(shared.map_b, at, piece, shared.full, piece, together.mask)
 
 
 def _ask(shared: _Shared, mine: int, row: Any, turn: Any) -> None:
@@ -200,17 +186,17 @@ def _ask(shared: _Shared, mine: int, row: Any, turn: Any) -> None:
 
 def _consume(shared: _Shared, kind: str, extra: dict[str, Any]) -> None:
     """Multiply what has arrived, tile by tile, and normalise each."""
-    tile, ring = shared.tile, Ring(shared.tile.pieces)
+    ring = Ring(PIECES)
     mine = lang.ptx.warpgroup() - 1
     turn = lang.var(0, u32)
-    sums = [lang.ptx.Fragment(f32, (M, tile.half)) for _ in range(2)]
+    sums = [lang.ptx.Fragment(f32, (M, shared.tile.half)) for _ in range(2)]
     leader = lang.local_id() % WARPGROUP == 0
     rows = NormedRows(shared.rows, sums, mine, extra)
     for row in shared.tiles():
         last = _multiply(shared, ring, sums, mine, leader)
         lang.ptx.wgmma_wait(0)
         with lang.if_(leader):
-            shared.together.release(shared.empty, last)
+            shared.release(last)
         if shared.map_residual is None:
             lang.ptx.warpgroup_barrier()  # behind which all know that the last results have left
         else:
@@ -239,7 +225,7 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], mine: Any, leader: A
             piece = ring.stage.get()
             shared.full.wait(piece, ring.parity)
             lang.ptx.wgmma_fence()
-            for k in range(0, shared.tile.bk, K):
+            for k in range(0, DEPTH, K):
                 lang.ptx.wgmma(
                     fragment, left, left.start(mine * M, k, piece // 2),
                     right, right.start(0, k, piece), accumulate=step > 0 if k == 0 else True,
@@ -252,7 +238,7 @@ def _multiply(shared: _Shared, ring: Ring, sums: list[Any], mine: Any, leader: A
                         shared.gone.arrive(mine)
             lang.ptx.wgmma_wait(1)
             with lang.if_(leader & (step > 0)) if half == 0 else lang.if_(leader):
-                shared.together.release(shared.empty, before)
+                shared.release(before)
             before.set(piece)
             ring.advance()
     return before
@@ -299,7 +285,7 @@ def tile_of(form: Whole, caps: Caps) -> RowsTile | None:
         and product.whole and aligned(y, problem.ldy, 0)
         and aligned(residual, product.residual_pitch, 0)
         and all(takes((s.dtype, s.dtype)) and aligned(s, 0, 0) for s in vectors)
-        and tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
+        and tile.shared_bytes <= caps.max_shared and caps.max_workgroup >= THREADS
     )  # fmt: skip
     return tile if fits else None
 
@@ -311,9 +297,9 @@ STEP, REST, WHOLE_STEP, NORMING, LAUNCH, MOVED = 0.344, 3.9, 0.48, 3.6, 2.0, 2.9
 
 def preferred(form: Whole, caps: Caps) -> bool:
     """Where rows fill the multiprocessors: fewer are better cut along columns as well."""
-    p, together = product_of(form).problem, RowsTile(PANEL).cluster
+    p = product_of(form).problem
     wide, steps = p.n / 128, p.k / 64
-    rounds = math.ceil(p.m / (together * ROWS) / (MULTIPROCESSORS // together))
+    rounds = math.ceil(p.m / (CLUSTER * ROWS) / (MULTIPROCESSORS // CLUSTER))
     whole = rounds * wide * (steps * WHOLE_STEP + NORMING)
     rounds = math.ceil(math.ceil(p.m / ROWS) * math.ceil(wide) / MULTIPROCESSORS)
     apart = rounds * (steps * STEP + REST)
@@ -329,9 +315,9 @@ def _launches(form: Whole, tile: RowsTile, caps: Caps) -> Lowered:
         ("eps", form.attrs.norm.eps),
     )  # fmt: skip
     constants: Constants = (("kind", form.attrs.norm.kind), ("tile", tile))
-    groups = tile.cluster * math.ceil(problem.m / (tile.cluster * ROWS))
+    groups = CLUSTER * math.ceil(problem.m / (CLUSTER * ROWS))
     names = ("a", "b", *product.names)
-    return Lowered((launch(whole_rows, product, names, scalars, constants, groups, tile.threads),))
+    return Lowered((launch(whole_rows, product, names, scalars, constants, groups, THREADS),))
 
 
 def _both(form: Whole, tile: bool, caps: Caps) -> Lowered:

@@ -141,8 +141,8 @@ def normed_linear(
         gate: the activation of the first half, a name that `linear` takes.
         activation, bias, residual, alpha, dtype: as for `linear`; with a gate neither activation
             nor residual.
-        variant: force the launch of few rows ("joined"), of a gate ("streamed_rows", "wgmma",
-            "mma"), or "apart".
+        variant: force a launch of one row ("streamed"), of few ("joined"), of a gate
+            ("streamed_rows", "wgmma", "mma"), or "apart".
 
     Returns:
         [..., n].
