@@ -305,6 +305,70 @@ def test_another_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
         np.testing.assert_allclose(mine, theirs[[1, 0, 1]], rtol=1e-6)
 
 
+# -- values of another size than keys -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
+@pytest.mark.parametrize(("dim", "value_dim"), [(24, 16), (5, 8), (192, 128)])
+def test_values_of_another_size(device: ct.Device, dim: int, value_dim: int, dtype: str) -> None:
+    """Steps, a step in one, a mask, a scale, what is written over and taken: as in float64."""
+    rng, n, kind = np.random.default_rng(3), 9, "f32" if dtype == "i8" else dtype
+    q, k = (numbers(rng, kind, BATCH, h, n, dim) for h in (HEADS, SHARED))
+    v = numbers(rng, kind, BATCH, SHARED, n, value_dim)
+    limit = 2e-4 if dtype == "i8" else TOLERANCE[dtype][1]
+
+    def tensors(*arrays: Array) -> list[ct.Tensor]:
+        return [ct.asarray(x, kind, device) for x in arrays]
+
+    def check(got: ct.Tensor, at: slice, scale: float = dim**-0.5, hidden: int = -1) -> None:
+        wide = [x.astype(np.float64).repeat(HEADS // SHARED, 1)[:, :, : at.stop] for x in (k, v)]
+        scores = q[:, :, at].astype(np.float64) @ wide[0].swapaxes(-1, -2) * scale
+        later = np.arange(at.stop) > np.arange(at.start, at.stop)[:, None]
+        scores[..., later | (np.arange(at.stop) == hidden)] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        wanted = weights / weights.sum(-1, keepdims=True) @ wide[1]
+        assert got.shape == wanted.shape
+        error = np.square(got.astype("f32").numpy() - wanted).sum() / np.square(wanted).sum()
+        assert error <= limit
+
+    cache = ct.KVCache(BATCH, SHARED, dim, n, dtype=dtype, device=device, value_dim=value_dim)
+    for at in (slice(0, 6), slice(6, 7)):
+        one, two, three = tensors(q[:, :, at], k[:, :, at], v[:, :, at])
+        cache.append(two, three)
+        check(cache.attend(one), at)
+    mask = np.where(np.arange(n) == 2, -np.inf, 0.0).astype(np.float32)[None]
+    check(cache.attend(one, scale=0.3, mask=ct.asarray(mask, device=device)), at, 0.3, 2)
+    at = slice(7, 8)
+    one, two, three = tensors(q[:, :, at], k[:, :, at], v[:, :, at])
+    check(cache.append_attend(one, two, three), at)
+    k[:, :, 3:5], v[:, :, 3:5] = k[:, :, 3:5] + 1, v[:, :, 3:5] - 1
+    two, three = tensors(k[:, :, 3:5], v[:, :, 3:5])
+    cache.write(3, two, three)
+    other = ct.KVCache(BATCH, SHARED, dim, n, dtype=dtype, device=device, value_dim=value_dim)
+    other.take(cache, ct.asarray(np.arange(BATCH, dtype=np.int32), device=device))
+    cache = other
+    at = slice(8, 9)
+    one, two, three = tensors(q[:, :, at], k[:, :, at], v[:, :, at])
+    check(cache.append_attend(one, two, three), at)
+
+
+@pytest.mark.devices("cpu")
+def test_values_of_another_size_are_refused_where_they_do_not_fit(device: ct.Device) -> None:
+    cache = ct.KVCache(1, 2, 8, 4, device=device, value_dim=6)
+    k, v = (ct.zeros((1, 2, 1, n), device=device) for n in (8, 6))
+    with pytest.raises(ct.ShapeError, match=r"expected v \[1, 2, tokens, 6\]"):
+        cache.append(k, k)
+    with pytest.raises(ct.ShapeError, match=r"expected k \[1, 2, tokens, 8\]"):
+        cache.append(v, v)
+    table = ct.zeros((4, 4), device=device)
+    for step in (cache.append_qkv, cache.attend_qkv):
+        with pytest.raises(ct.ShapeError, match="value_dim=6 for 8; append and attend take them"):
+            step(ct.zeros((1, 1, 48), device=device), table, table)
+    with pytest.raises(ct.ShapeError, match="expected value_dim of 1 or more, got 0"):
+        ct.KVCache(1, 2, 8, 4, value_dim=0)
+    assert cache.length == 0
+
+
 # -- positions, and going back --------------------------------------------------------------------
 
 

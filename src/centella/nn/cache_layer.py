@@ -17,7 +17,7 @@ from centella.runtime.device import Device
 from centella.specs import Shape
 from centella.tensors.arguments import epsilon
 from centella.tensors.creation import full
-from centella.tensors.functional import attention, rms_norm, rope
+from centella.tensors.functional import attention, pad, rms_norm, rope
 from centella.tensors.functional.products import score_attrs
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all, apply_preferred
@@ -41,6 +41,12 @@ def planes_of(shape: Shape, dtype: DType) -> dict[str, tuple[Shape, DType]]:
     """
     planes = {"keys": (shape, dtype), "values": (shape, dtype)}
     return planes | ({"scales": ((*shape[:-1], PLANE), f32)} if dtype is i8 else {})
+
+
+def widened(x: Tensor, width: int) -> Tensor:
+    """Rows with zeros behind them, up to a width."""
+    more = width - x.shape[3]
+    return pad(x, [(0, 0)] * 3 + [(0, more)]) if more else x
 
 
 class CacheLayer:
@@ -104,6 +110,7 @@ class CacheLayer:
 
     def write(self, k: Tensor, v: Tensor, starts: Tensor) -> None:
         """Write rows, from positions on or where a table says: as the op `cache_write`."""
+        k, v = (widened(x, self.keys.shape[3]) for x in (k, v))
         apply_all(self._op("cache_write"), (*self.stored, k, v, starts), {})
 
     def copy(self, copies: Tensor) -> None:
@@ -179,6 +186,10 @@ class CacheLayer:
         return self.attend(q, **where, scale=scale, window=window, softcap=softcap)
 
     def attend(self, q: Tensor, **options: Any) -> Tensor:
-        """`ct.attention` of q over what is there."""
+        """`ct.attention` of q over what is there, as wide as its rows."""
         scales = None if self.scales is None else self.scales.value
+        if q.shape[3] < self.keys.shape[3]:
+            if options.get("scale") is None:
+                options["scale"] = q.shape[3] ** -0.5
+            q = widened(q, self.keys.shape[3])
         return attention(q, self.keys.value, self.values.value, scales=scales, **options)

@@ -17,19 +17,34 @@ class Operands(Struct, frozen=True):
     """Checks of a cache's operands; each raises ShapeError, DTypeError or KVCacheFullError.
 
     Attributes:
-        shape: batch, num_kv_heads, capacity, head_dim; dtype: of keys and values.
-        num_layers: of the cache.
+        shape: batch, num_kv_heads, capacity, width of a row; dtype: of keys and values.
+        num_layers: of the cache; head_dim, value_dim: sizes of keys, and of values.
     """
 
     shape: tuple[int, int, int, int]
     dtype: DType
     num_layers: int
+    head_dim: int
+    value_dim: int
+
+    def narrowed(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values without what fills their rows."""
+        return (k if self.head_dim == k.shape[3] else k[..., : self.head_dim], self.values_of(v))
+
+    def values_of(self, rows: Tensor) -> Tensor:
+        """Values, or what was attended to, without what fills their rows."""
+        return rows if self.value_dim == rows.shape[3] else rows[..., : self.value_dim]
 
     def by_head(
         self, name: str, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int, qk_norm: Tensor | None
     ) -> Tensor:
         """A product of q, k and v as [batch, heads + 2 num_kv_heads, tokens, head_dim]."""
         self.check_layer(layer)
+        if self.head_dim != self.value_dim:
+            raise ShapeError(
+                f"{name}: expected values of the size of keys, got a cache with value_dim="
+                f"{self.value_dim} for {self.head_dim}; append and attend take them"
+            )
         check_tensors(name, qkv, cos, sin, *(() if qk_norm is None else (qk_norm,)))
         b, kv_heads, _, dim = self.shape
         fits = qkv.ndim == 3 and qkv.shape[0] == b and qkv.shape[1] and not qkv.shape[2] % dim
@@ -50,11 +65,11 @@ class Operands(Struct, frozen=True):
     def check(self, k: Tensor, v: Tensor, layer: int) -> None:
         """Keys and values of a layer, of as many tokens."""
         self.check_layer(layer)
-        b, heads, _, dim = self.shape
+        b, heads, _, _ = self.shape
         check_tensors("KVCache", k, v)
-        for name, x in (("k", k), ("v", v)):
+        for name, x, dim in (("k", k, self.head_dim), ("v", v, self.value_dim)):
             wrong = x.ndim != 4 or x.shape[:2] != (b, heads) or x.shape[3] != dim
-            if wrong or x.shape != k.shape or not x.shape[2]:
+            if wrong or x.shape[2] != k.shape[2] or not x.shape[2]:
                 raise ShapeError(
                     f"KVCache: expected {name} [{b}, {heads}, tokens, {dim}], got {list(x.shape)}"
                 )
@@ -73,7 +88,7 @@ class Operands(Struct, frozen=True):
 
     def check_queries(self, q: Tensor, tokens: int) -> None:
         """Queries of a step."""
-        b, heads, _, dim = self.shape
+        b, heads, dim = *self.shape[:2], self.head_dim
         fits = q.ndim == 4 and (q.shape[0], q.shape[2], q.shape[3]) == (b, tokens, dim)
         if not fits or q.shape[1] % heads:
             raise ShapeError(

@@ -39,6 +39,8 @@ class KVCache:
         num_kv_heads, head_dim: heads of keys and values, and their size.
         capacity: tokens that a sequence may have.
         num_layers: layers that share the positions.
+        value_dim: size of a head of values; default: head_dim. Both lie in rows as wide as the
+            larger; what takes a product of q, k and v needs one size.
         dtype: storage of keys and values: of what is appended, or i8. In i8 each key and value is
             a row of numbers of -127 to 127 with an f32 scale of its own, its largest magnitude /
             127: no element is off by more than half of that. What is appended, queries and results
@@ -62,21 +64,23 @@ class KVCache:
 
     def __init__(
         self, batch: int, num_kv_heads: int, head_dim: int, capacity: int, *, num_layers: int = 1,
-        dtype: Any = f32, device: str | Device | None = None,
+        dtype: Any = f32, device: str | Device | None = None, value_dim: int | None = None,
     ) -> None:  # fmt: skip
+        values = head_dim if value_dim is None else value_dim
         sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
-                 "capacity": capacity, "num_layers": num_layers}  # fmt: skip
+                 "capacity": capacity, "num_layers": num_layers, "value_dim": values}  # fmt: skip
         for name, value in sizes.items():
             whole("KVCache", name, value, 1)
         kind = dtype_of(dtype)
         check_storage("KVCache", kind)
         self.capacity: int = capacity
-        self.shape: tuple[int, int, int, int] = (batch, num_kv_heads, capacity, head_dim)
+        rows = max(head_dim, values)
+        self.shape: tuple[int, int, int, int] = (batch, num_kv_heads, capacity, rows)
         self.device: Device = current_device() if device is None else open_device(device)
         fewer = f"fewer tokens (capacity={capacity}) or sequences (batch={batch})"
         planes = planes_of(self.shape, kind).values()
         check_cache("KVCache", planes, num_layers, self.device, fewer)
-        self._operands = Operands(self.shape, kind, num_layers)
+        self._operands = Operands(self.shape, kind, num_layers, head_dim, values)
         self._steps = State(full((2, batch), 0, i32, self.device), name="KVCache positions")
         self._steps.mark(lambda _: Filled((0,) * batch))
         self._layers = [
@@ -166,7 +170,7 @@ class KVCache:
         When it raises, everything is as it was.
 
         Args:
-            k, v: [batch, num_kv_heads, tokens, head_dim], of the cache's dtype.
+            k, v: [batch, num_kv_heads, tokens, head_dim], of the cache's dtype; v of value_dim.
 
         Raises:
             KVCacheFullError: there is no room for them.
@@ -273,7 +277,7 @@ class KVCache:
             q: as for `attend`; k, v: as for `append`; mask: over [.., tokens, capacity].
 
         Returns:
-            [batch, heads, tokens, head_dim].
+            [batch, heads, tokens, value_dim].
 
         Raises:
             ShapeError, DTypeError, KVCacheFullError, ContractError: as these do.
@@ -281,7 +285,7 @@ class KVCache:
         self._operands.check(k, v, layer)
         check_tensors("append_attend", q)
         self._operands.check_queries(q, k.shape[2])
-        if mask is not None:
+        if mask is not None or k.shape != v.shape:
             self.append(k, v, layer)
             return self.attend(q, layer, mask=mask)
         step = self._layers[layer].step
@@ -319,7 +323,7 @@ class KVCache:
         self.truncate(0)
         for layer, source in enumerate(other._layers):
             k, v = source.rows(lambda x: gather(x[:, :, :tokens], at))
-            self.append(k, v, layer)
+            self.append(*other._operands.narrowed(k, v), layer)
 
     # -- going back -------------------------------------------------------------------------------
 
@@ -355,7 +359,7 @@ class KVCache:
     # -- reading it -------------------------------------------------------------------------------
 
     def states(self, layer: int = 0) -> tuple[Tensor, ...]:
-        """Keys and values of a layer, [batch, num_kv_heads, capacity, head_dim] each.
+        """Keys and values of a layer, each of the cache's shape; zeros fill the narrower rows.
 
         In i8 their numbers, then the scales of both, f32 [batch, num_kv_heads, capacity, 2]. Past
         the lengths their content is undefined.
@@ -378,7 +382,7 @@ class KVCache:
             softcap, sinks: as for `ct.attention`.
 
         Returns:
-            [batch, heads, tokens, head_dim].
+            [batch, heads, tokens, value_dim].
 
         Raises:
             ContractError: the layer has not been given this step's keys and values.
@@ -393,7 +397,8 @@ class KVCache:
         self._operands.check_queries(q, self._filled.tokens)
         if window is not None and whole("attend", "window", window, 1) >= self.capacity:
             window = None  # all keys are within it
-        return self._layers[layer].attend(
+        y = self._layers[layer].attend(
             q, starts=self.positions, scale=scale, mask=mask, window=window, softcap=softcap,
             sinks=sinks,
         )  # fmt: skip
+        return self._operands.values_of(y)
