@@ -25,7 +25,7 @@ from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import place_in
 from centella.ops.elements import offset_of
 from centella.ops.rope import Turn
-from centella.ops.rows import power_above
+from centella.ops.rows import over_lanes, power_above
 
 PAD = 4  # words after a row in shared memory, off the banks of the row before
 
@@ -190,11 +190,7 @@ class StepRows:
             total = lang.const(0.0, f32)
             for v in stored[0]:
                 total = lang.fma(v, v, total)
-            total = lang.select(chunk.inside, total, 0.0)
-            mask = 1
-            while mask < self._lanes:
-                total = total + lang.shuffle_xor(total, mask)
-                mask *= 2
+            total = over_lanes(lang.select(chunk.inside, total, 0.0), self._lanes)
             mean = total / lang.cast(lang.parameter("dim", u32), f32)
             factor = 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
             unpack = self._norms.unpack
