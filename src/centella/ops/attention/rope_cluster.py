@@ -67,24 +67,6 @@ def masks_of(starts: Any, blocks: bool) -> tuple[Any, dict[str, Any]]:
     return table, {"starts": _Starts(table), "blocks": _Blocks(table)}
 
 
-class Scaled(Struct, frozen=True, eq=False):
-    """A head of a token times the factor of its norm and a weight a column."""
-
-    x: Any
-    start: Any
-    factor: Any
-    norms: Any
-    which: Any
-
-    def load(self, column: Any) -> list[Any]:
-        """A chunk of it from a column on."""
-        values = self.x.load(self.start + column)
-        if self.norms is None:
-            return values  # type: ignore[no-any-return]  # traced
-        weights = [self.norms[self.which, column + e] for e in range(len(values))]
-        return [v * self.factor * w for v, w in zip(values, weights, strict=True)]
-
-
 class _Chunk(Struct, frozen=True, eq=False):
     """What a thread knows of its chunk of a row before there is x.
 
