@@ -14,7 +14,7 @@ import centella as ct
 from centella.dtypes import DType, bf16, f16
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import SimulationError
-from centella.lang.ir import HOPPER
+from centella.lang.ir import BARRIERS, HOPPER
 from centella.ops.attention import choice, wgmma
 from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES
 from centella.ops.attention.wgmma_tile import WgmmaTile
@@ -164,7 +164,9 @@ def wrong(keys: int, stages: int, of_producer: range) -> list[str]:
     left_out = {i for n, i in enumerate(waits) if i < consumers and n not in of_producer}
     for mistake in mistakes(ir):
         kind, _, _, array = ir.body[mistake.at]
-        counts = kind in MEETS and kind in HOPPER and (kind, array) != ("mbar_wait", ORDER)
+        counts = (
+            kind in MEETS and kind in HOPPER | BARRIERS and (kind, array) != ("mbar_wait", ORDER)
+        )
         if counts and mistake.at not in left_out:
             if faulty(plan, mistake.of(ir), [w.copy() for w in words], wanted):
                 seen.append(kind)

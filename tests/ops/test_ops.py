@@ -427,6 +427,14 @@ def _copied(copies: ct.Tensor, *pools: ct.Tensor) -> Any:
     return apply_all(op.get("cache_copy"), (pool, *(pools or (pool,)), copies), {})
 
 
+def _op(x: ct.Tensor, name: str, *operands: str, **attrs: Any) -> Any:
+    """An op over States, each a dtype and extents, with the attributes of its first case."""
+    states = []
+    for dtype, *extents in map(str.split, operands):
+        states.append(ct.State.empty(tuple(map(int, extents)), dtype, x.device).value)
+    return apply_all(op.get(name), states, {**TABLE[name].cases[0].attrs, **attrs})
+
+
 ARRAY: Any = np.ones((3, 3), np.float32)
 # Calls with tensors x [3, 5] of f32, h of f16 and i of i32, and what they say.
 SHAPE_MISTAKES = {
@@ -583,6 +591,61 @@ SHAPE_MISTAKES = {
     "_copied(i[:, :3], x)":
         "cache_copy: expected keys and values [kv_heads, blocks, n, head_dim], got [1, 2, 4, 5] "
         "and [3, 5]",
+    "_op(x, 'linear_norm', 'f32 3 5', 'f32 4 6', 'f32 4', 'f32 3 4', 'f32 4', 'f32 4')":
+        "linear: expected x [..., k] and weight [n, k], got [3, 5] and [4, 6]",
+    "_op(x, 'linear_norm', 'f32 3 5', 'f32 4 5', 'f32 4', 'f32 3 4', 'f32 5', 'f32 4')":
+        "layer_norm: expected a vector of 4, got [5]",
+    "_op(x, 'linear_norm', 'f32 3 5', 'f32 4 5', 'f32 4', 'f32 4', 'f32 4', 'f32 4')":
+        "linear: expected residual [3, 4], got [4]",
+    "_op(x, 'cache_copy_i8', 'i8 1 2 4 5', 'i8 1 2 4 5', 'f32 1 2 4', 'i32 3 3')":
+        "cache_copy_i8: expected values [1, 2, 4, 5] and scales [1, 2, 4, 2], got [1, 2, 4, 5] "
+        "and [1, 2, 4]",
+    "_op(x, 'cache_copy_i8', 'i8 1 2 4 5', 'i8 1 2 4', 'f32 1 2 4 2', 'i32 3 3')":
+        "cache_copy_i8: expected keys and values [kv_heads, blocks, n, head_dim], got [1, 2, 4, "
+        "5] and [1, 2, 4]",
+    "_op(x, 'cache_copy_i8', 'i8 1 2 4 5', 'i8 1 2 4 5', 'f32 1 2 4 2', 'i32 3 2')":
+        "cache_copy_i8: expected i32 copies [rows, 3], got i32 [3, 2]",
+    "_op(x, 'cache_write_i8', 'i8 1 1 4 5', 'i8 1 1 4 5', 'f32 1 1 4', 'f32 1 1 3 5', 'f32 1 1 3 "
+    "5', 'i32 1')":
+        "cache_write_i8: expected values [1, 1, 4, 5] and scales [1, 1, 4, 2], got [1, 1, 4, 5] "
+        "and [1, 1, 4]",
+    "_op(x, 'cache_write_i8', 'i8 1 1 4 5', 'i8 1 1 4 5', 'f32 1 1 4 2', 'f32 1 1 3 4', 'f32 1 1 "
+    "3 4', 'i32 1')":
+        "cache_write: expected k and v [1, 1, up to 4, 5], got [1, 1, 3, 4] and [1, 1, 3, 4]",
+    "_op(x, 'cache_attend', 'f32 1 2 4 8', 'f32 1 2 4 8', 'f32 1 2 1 8', 'f32 1 2 3 8', 'f32 1 2 "
+    "1 8', 'i32 1')":
+        "cache_attend: expected q, k and v [1, 2, 1, 8], got [[1, 2, 1, 8], [1, 2, 3, 8], [1, 2, "
+        "1, 8]]",
+    "_op(x, 'cache_attend', 'f32 1 2 4 8', 'f32 1 2 4 8', 'f32 1 2 1 8', 'f32 1 2 1 8', 'f32 1 2 "
+    "1 8', 'i32 2')":
+        "cache_attend: expected i32 starts [1], got i32 [2]",
+    "_op(x, 'cache_attend', 'f32 1 2 4 7', 'f32 1 2 4 7', 'f32 1 2 1 7', 'f32 1 2 1 7', 'f32 1 2 "
+    "1 7', 'i32 1')":
+        "cache_attend: expected a cache [b, h, up to 1024, d], rows of whole chunks, d up to 128, "
+        "got [1, 2, 4, 7]",
+    "_op(x, 'expert_linear', 'f32 2 5', 'f32 3 5', 'i32 2 2', 'f32 3 4 5', extras=('up',), "
+    "gate='silu')":
+        "expert_linear: expected weight [experts, n, k] and ids [rows, picks], none of them 0 but "
+        "rows, got [3, 5] and [2, 2]",
+    "_op(x, 'expert_linear', 'f32 2 5', 'f32 3 4 5', 'i32 2 2', 'f32 2 2', extras=('shares',), "
+    "gate='silu')":
+        "expert_linear: expected up with a gate, else shares and maybe a residual, got ['shares'] "
+        "and gate 'silu'",
+    "_op(x, 'expert_linear', 'f32 2 6', 'f32 3 4 5', 'i32 2 2', 'f32 3 4 5', extras=('up',), "
+    "gate='silu')":
+        "expert_linear: expected x [2, 5], got [2, 6]",
+    "_op(x, 'sample', 'i32 1 5', 'i32 1', 'f32 5', 'f32 1 7', 'i32 1')":
+        "sample: expected logits [batch, vocab], got [5]",
+    "_op(x, 'sample', 'i32 1 5', 'i32 1', 'f32 1 5', 'f32 1 3', 'i32 1')":
+        "sample: expected settings [1, 7], got [1, 3]",
+    "_op(x, 'speech_token', 'i32 1 6', 'f32 1 2', 'i32 1 1', 'f32 5', 'i32 5')":
+        "speech_token: expected logits [batch, vocab], got [5]",
+    "_op(x, 'speech_token', 'i32 1 6', 'f32 1 2', 'i32 1 1', 'f32 1 5', 'i32 4')":
+        "speech_token: expected levels [5], got [4]",
+    "_op(x, 'speech_scores', 'f32 5', 'i32 5', 'i32 1 6')":
+        "speech_scores: expected scores [rows, vocab], got [5]",
+    "_op(x, 'speech_scores', 'f32 1 5', 'i32 4', 'i32 1 6')":
+        "speech_scores: expected levels [5] and notes [1, 6], got [4] and [1, 6]",
 }  # fmt: skip
 DTYPE_MISTAKES = {
     "_selected(x, x, i[0], 3)":
@@ -683,6 +746,38 @@ DTYPE_MISTAKES = {
     "f.rope(x[None, None], x[:, :2], x[:, :2], x[0, :1])": "rope: expected i32 positions, got f32",
     "f.conv1d(i[None], i[None])": "conv1d: expected float dtypes, got ['i32', 'i32']",
     "_written(x, h, i[0, :1])": "cache_write: expected k and v of f32, got f32 and f16",
+    "_op(x, 'linear_norm', 'f32 3 5', 'i32 4 5', 'f32 4', 'f32 3 4', 'f32 4', 'f32 4')":
+        "linear: expected float dtypes, got ['f32', 'i32', 'f32', 'f32']",
+    "_op(x, 'linear_norm', 'f32 3 5', 'f32 4 5', 'f32 4', 'f32 3 4', 'f32 4', 'i32 4')":
+        "layer_norm: expected float dtypes, got ['f32', 'f32', 'i32']",
+    "_op(x, 'cache_copy_i8', 'i8 1 2 4 5', 'i8 1 2 4 5', 'f16 1 2 4 2', 'i32 3 3')":
+        "cache_copy_i8: expected i8 keys and values and f32 scales, got i8, i8, f16",
+    "_op(x, 'cache_copy_i8', 'f16 1 2 4 5', 'f16 1 2 4 5', 'f32 1 2 4 2', 'i32 3 3')":
+        "cache_copy_i8: expected i8 keys and values and f32 scales, got f16, f16, f32",
+    "_op(x, 'cache_write_i8', 'i8 1 1 4 5', 'i8 1 1 4 5', 'f32 1 1 4 2', 'i8 1 1 3 5', 'i8 1 1 3 "
+    "5', 'i32 1')":
+        "cache_write_i8: expected float k, got i8",
+    "_op(x, 'cache_write_i8', 'i8 1 1 4 5', 'u8 1 1 4 5', 'f32 1 1 4 2', 'f32 1 1 3 5', 'f32 1 1 "
+    "3 5', 'i32 1')":
+        "cache_write_i8: expected i8 keys and values and f32 scales, got i8, u8, f32",
+    "_op(x, 'cache_attend', 'f32 1 2 4 8', 'f32 1 2 4 8', 'f16 1 2 1 8', 'f32 1 2 1 8', 'f32 1 2 "
+    "1 8', 'i32 1')":
+        "cache_attend: expected one float dtype, got ['f32', 'f32', 'f16', 'f32', 'f32']",
+    "_op(x, 'expert_linear', 'f32 2 5', 'f32 3 4 5', 'f32 2 2', 'f32 3 4 5', extras=('up',), "
+    "gate='silu')":
+        "expert_linear: expected i32 ids, got f32",
+    "_op(x, 'expert_linear', 'i32 2 5', 'f32 3 4 5', 'i32 2 2', 'f32 3 4 5', extras=('up',), "
+    "gate='silu')":
+        "expert_linear: expected float dtypes, got ['i32', 'f32', 'f32']",
+    "_op(x, 'expert_linear', 'f32 2 5', 'f32 3 4 5', 'i32 2 2', 'f16 3 4 5', extras=('up',), "
+    "gate='silu')":
+        "expert_linear: expected up of f32, got f16",
+    "_op(x, 'sample', 'f32 1 5', 'i32 1', 'f32 1 5', 'f32 1 7', 'i32 1')":
+        "sample: expected counts of i32, got f32",
+    "_op(x, 'speech_token', 'i32 1 6', 'f32 1 2', 'i32 1 1', 'f32 1 5', 'f32 5')":
+        "speech_token: expected levels of i32, got f32",
+    "_op(x, 'speech_scores', 'f16 1 5', 'i32 5', 'i32 1 6')":
+        "speech_scores: expected f32, i32 and i32, got ['f16', 'i32', 'i32']",
 }  # fmt: skip
 
 

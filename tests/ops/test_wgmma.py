@@ -17,7 +17,7 @@ from centella.emit.program import parameter_words
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
-from centella.lang.ir import HOPPER
+from centella.lang.ir import BARRIERS, HOPPER
 from centella.ops.matmul import wgmma
 from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
 from centella.runtime.plans import Plans
@@ -146,7 +146,7 @@ def test_every_wait_and_fence_is_needed(small: None) -> None:
     seen: set[str] = set()
     for what, broken in mutations(ir):
         kind = what.split()[0] if what[:2] != "no" else what.split()[1]
-        if kind not in HOPPER:
+        if kind not in HOPPER | BARRIERS:
             continue
         words, wanted = operands(launch)
         try:

@@ -15,7 +15,7 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import SimulationError
 from centella.lang import KernelIR
-from centella.lang.ir import CLUSTER, HOPPER
+from centella.lang.ir import BARRIERS, CLUSTER, HOPPER
 from centella.op.op import Form
 from centella.ops.matmul import LINEAR_NORM, whole_rows
 from centella.ops.matmul.linear_norm import LinearNormAttrs
@@ -140,7 +140,7 @@ def test_every_wait_and_fence_is_needed() -> None:
         call, ir = launched(asked)
         for what, broken in mutations(ir):
             kind = what.split()[0] if what[:2] != "no" else what.split()[1]
-            if kind not in HOPPER | CLUSTER or needed.get(what):
+            if kind not in HOPPER | BARRIERS | CLUSTER or needed.get(what):
                 continue
             words, wanted = operands(asked)
             try:

@@ -76,7 +76,7 @@ An `if` with attr (first, threads) is a role: those threads of the group run it,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -96,7 +96,7 @@ COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
 BARRIERS = frozenset(
     "mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait".split()
 )
-HOPPER = BARRIERS | frozenset(
+HOPPER = frozenset(  # sm_90a alone
     "warpgroup tma_load tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma "
     "wgmma_held wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier "
     "warpgroup_uniform".split()
@@ -104,7 +104,7 @@ HOPPER = BARRIERS | frozenset(
 CLUSTER = frozenset(
     "cluster cluster_rank cluster_arrive cluster_wait cluster_load cluster_store".split()
 )
-FROM_90 = CLUSTER | {"stmatrix", "launch_dependents", "await_launches"}  # and later
+FROM_90 = CLUSTER | BARRIERS | {"stmatrix", "launch_dependents", "await_launches"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8"}
 AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines", "grid", "grid_barrier"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
@@ -252,7 +252,7 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         """Bytes of workgroup memory."""
         return sum(4 * s.words for s in self.shared)
 
-    def first(self, ops: frozenset[str]) -> str:
+    def first(self, ops: Set[str]) -> str:
         """The first of these operations, or ""; a role is named "role"."""
         named = ("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
         return next((op for op in named if op in ops), "")
@@ -279,12 +279,12 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def resident(self) -> bool:
         """True when a launch has no more groups than the device holds at a time."""
-        return bool(self.first(frozenset({"grid", "grid_barrier"})))
+        return bool(self.first({"grid", "grid_barrier"}))
 
     @cached_property
     def meets(self) -> bool:
         """True when all groups of a launch meet, so that they have to run together."""
-        return bool(self.first(frozenset({"grid_barrier"})))
+        return bool(self.first({"grid_barrier"}))
 
     @cached_property
     def cluster(self) -> int:

@@ -62,22 +62,21 @@ def rule(specs: tuple[Spec, ...], attrs: NoAttrs) -> tuple[Out, ...]:
     """Pools [h, blocks, n, d] twice, in i8 scales [h, blocks, n, 2], and copies [r, 3]."""
     *pools, copies = specs
     keys, values, *scales = pools
+    name = "cache_copy_i8" if scales else "cache_copy"
     if len(keys.shape) != 4 or values.shape != keys.shape:
         raise ShapeError(
-            f"cache_copy: expected keys and values [kv_heads, blocks, n, head_dim], got "
+            f"{name}: expected keys and values [kv_heads, blocks, n, head_dim], got "
             f"{list(keys.shape)} and {list(values.shape)}"
         )
     if len(copies.shape) != 2 or copies.shape[1] != NOTE or copies.dtype is not i32:
         raise ShapeError(
-            f"cache_copy: expected i32 copies [rows, {NOTE}], got {copies.dtype.name} "
+            f"{name}: expected i32 copies [rows, {NOTE}], got {copies.dtype.name} "
             f"{list(copies.shape)}"
         )
     if scales:
-        check_stored("cache_copy_i8", keys, values, scales[0])
+        check_stored(name, keys, values, scales[0])
     elif values.dtype is not keys.dtype:
-        raise DTypeError(
-            f"cache_copy: expected values of {keys.dtype.name}, got {values.dtype.name}"
-        )
+        raise DTypeError(f"{name}: expected values of {keys.dtype.name}, got {values.dtype.name}")
     return tuple((s.shape, s.dtype) for s in pools)
 
 

@@ -32,7 +32,7 @@ from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import Turn, check_tables, layout_of
 from centella.ops.rope import reference as rotate
-from centella.ops.rows import fold, place_of, rows_call, strides_of, width_of
+from centella.ops.rows import fold, over_lanes, place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
@@ -73,9 +73,7 @@ class Head:
 
     def _squares_of(self, column: Expr, lanes: int) -> Expr:
         total = fold([v * v for v in self._x.load(self._place + column)], operator.add)
-        for step in range(lanes.bit_length() - 1):
-            total = total + lang.shuffle_xor(total, 1 << step)
-        return total  # type: ignore[no-any-return]  # traced
+        return over_lanes(total, lanes)  # type: ignore[no-any-return]  # traced
 
     def _read(self, column: Operand) -> list[Expr]:
         """A thread's elements from a column, as they are stored."""

@@ -24,6 +24,7 @@ from centella.specs import Caps, Spec
 Values = list[Any]
 
 WARP = 32  # threads that shuffle
+QUAD = 4  # of which have a row of what tensor cores add up
 LEAST = 2  # of a team: a driver that sees a whole row in one thread takes x / x for 1, NaN or not
 MOST = 32  # elements of a row that a thread holds
 ENOUGH = 16  # of a row that is shared by more than a warp: as many as hide the way to memory
@@ -100,6 +101,25 @@ def fold(values: Values, combine: Callable[[Any, Any], Any]) -> Any:
         pairs = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
         values = pairs + ([values[-1]] if len(values) % 2 else [])
     return values[0]
+
+
+def over_lanes(value: Any, lanes: int, op: str = "add", *, falling: bool = False) -> Any:
+    """Combine a value of each of so many neighbouring lanes, a power of two: all get the result.
+
+    Args:
+        falling: those that are furthest apart come first, not neighbours.
+    """
+    masks = [1 << step for step in range(lanes.bit_length() - 1)]
+    for mask in reversed(masks) if falling else masks:
+        value = COMBINE[op](value, lang.shuffle_xor(value, mask))
+    return value
+
+
+def chunk_of(tile: Any, slot: Any) -> Any:
+    """Where `stmatrix` of four matrices wants this thread's chunk of 64 rows, a warpgroup's."""
+    thread = lang.local_id()
+    line = thread // 32 % 4 * 16 + thread % 16
+    return tile.chunk(line, thread // 16 % 2, slot)
 
 
 def top_pair(words: Values, dtype: DType) -> Any:
@@ -342,10 +362,7 @@ class Row:
         team, me, combine = self._team, lang.local_id(), COMBINE[op]
         lanes = team.lanes  # that have a value each
         if team.shuffle:
-            mask = 1
-            while mask < min(team.lanes, WARP):
-                value = combine(value, lang.shuffle_xor(value, mask))
-                mask *= 2
+            value = over_lanes(value, min(team.lanes, WARP), op)
             lanes = -(-lanes // WARP)
         if lanes == 1:
             return value

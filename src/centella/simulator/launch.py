@@ -10,7 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, UNFUSED
-from centella.lang.ir import HOPPER, KernelIR, matching
+from centella.lang.ir import BARRIERS, HOPPER, KernelIR, matching
 from centella.simulator.race_check import Buffer, Ids, Known, Mask
 
 Words = NDArray[np.uint32]
@@ -47,7 +47,7 @@ class SimulatedLaunch:
         self.order: Order = order
         self.subgroup: int = subgroup
         # As warpgroups that work by themselves, and groups of clusters, are run.
-        self.group_by_group: bool = bool(ir.first(HOPPER | {"role"})) or ir.cluster > 1
+        self.group_by_group: bool = bool(ir.first(HOPPER | BARRIERS | {"role"})) or ir.cluster > 1
         self.ops: frozenset[str] = frozenset(
             "role" if op == "if" and attr is not None else op for op, _, _, attr in ir.body
         )

@@ -188,42 +188,38 @@ class CudaMemory(Backend):
             self._send(buffer, data, self._streams.turn().native)
 
     def _send(self, buffer: Buffer, data: Array, stream: Any) -> None:
-        """Put a copy of host bytes on a stream; whose they are may change them at once."""
+        """Put a copy of host bytes on this thread's stream; their owner may change them at once."""
         if STAGED < data.nbytes <= PINNED:
-            self._send_pinned(buffer, data, stream)
+            with self._sending(buffer.native, data.nbytes) as part:
+                part[:] = data.reshape(-1).view(np.uint8)
             return
         check(driver.cuMemcpyHtoDAsync(buffer.native, host_address(data), data.nbytes, stream))
         if data.nbytes > STAGED:
             check(driver.cuStreamSynchronize(stream))
             count(syncs=1)
 
-    def _send_pinned(self, buffer: Buffer, data: Array, stream: Any) -> None:
-        """Copy into pinned memory first: it waits for the first of two on their way, no others."""
-        pinned, event = self._next_sent(data.nbytes)
-        try:
-            pinned.data[: data.nbytes] = data.reshape(-1).view(np.uint8)
-            nbytes = data.nbytes
-            check(driver.cuMemcpyHtoDAsync(buffer.native, pinned.address, nbytes, stream))
-            check(driver.cuEventRecord(event, stream))
-        finally:
-            self._sent.append((pinned, event))
-
     def write_parts(self, buffer: Buffer, nbytes: int, step: int) -> Iterator[Array]:
         """Copy host bytes part after part: one is read as the one before it is on its way."""
         for start in range(0, nbytes, step):
-            size = min(step, nbytes - start)
+            with self._sending(int(buffer.native) + start, min(step, nbytes - start)) as part:
+                yield part
+
+    @contextmanager
+    def _sending(self, address: int, nbytes: int) -> Iterator[Array]:
+        """Pinned memory to be filled; then it is copied to an address of the device.
+
+        It waits for the first of two on their way, for no others.
+        """
+        with self._lock, self.current():
+            pinned, event = self._next_sent(nbytes)
+        try:
+            yield pinned.data[:nbytes]
             with self._lock, self.current():
-                pinned, event = self._next_sent(size)
-            try:
-                yield pinned.data[:size]
-                with self._lock, self.current():
-                    stream = self._streams.turn().native
-                    check(driver.cuMemcpyHtoDAsync(
-                        int(buffer.native) + start, pinned.address, size, stream
-                    ))  # fmt: skip
-                    check(driver.cuEventRecord(event, stream))
-            finally:
-                self._sent.append((pinned, event))
+                stream = self._streams.turn().native
+                check(driver.cuMemcpyHtoDAsync(address, pinned.address, nbytes, stream))
+                check(driver.cuEventRecord(event, stream))
+        finally:
+            self._sent.append((pinned, event))
 
     def _next_sent(self, nbytes: int) -> tuple[Pinned, Any]:
         """Pinned memory for a part, and its event: of two or more, what was sent first."""

@@ -16,7 +16,7 @@ from centella.emit.ptx.tables import (
 )
 from centella.emit.ptx.writer import Rule, Writer
 from centella.errors import DeviceError, TraceError
-from centella.lang.ir import BARRIERS, FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
+from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
 
 IN_HEAD = ("resident", "cluster")  # the entry's head has them
 PREFETCH_VERSION = "7.4"  # which knows .level::prefetch_size
@@ -45,8 +45,8 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
     number = number_of(arch)
     for ops, needed, has in (
         (PTX_ONLY, "sm_80 or later", number >= 80),
-        ((HOPPER - BARRIERS) | {"role"}, "sm_90a", arch == "sm_90a"),
-        (FROM_90 | BARRIERS, "sm_90 or later", number >= 90),
+        (HOPPER | {"role"}, "sm_90a", arch == "sm_90a"),
+        (FROM_90, "sm_90 or later", number >= 90),
     ):  # fmt: skip  # a table
         if not has and (op := ir.first(ops)):
             raise TraceError(f"kernel {ir.name!r}: {op} needs {needed}, got {arch}")
@@ -96,7 +96,7 @@ def _head(w: Writer) -> list[str]:
     if ir.cluster > 1:
         lines += [".explicitcluster", f".reqnctapercluster {ir.cluster}, 1, 1"]
     lines += [f".minnctapersm {s[3]}" for s in ir.body if s[0] == "resident"]
-    if any(s[0] == "setmaxnreg" for s in ir.body):  # which needs a bound at entry
+    if ir.first({"setmaxnreg"}):  # which needs a bound at entry
         lines.append(".minnctapersm 1")
     return [*lines, "{"]
 
@@ -104,7 +104,7 @@ def _head(w: Writer) -> list[str]:
 def _version(w: Writer) -> str:
     """The PTX version that a target needs, or what the kernel asks of it."""
     needed = [TARGETS[w.arch], *([PREFETCH_VERSION] if w.lines else [])]
-    if any(s[0] == "cluster_store" for s in w.ir.body):
+    if w.ir.first({"cluster_store"}):
         needed.append(SEND_VERSION)
     return max(needed, key=_number)
 
@@ -122,9 +122,8 @@ def _prologue(w: Writer) -> list[str]:
     lines += [f"  .reg .{kind} {name}<{count}>;" for kind, name, count in w.fragments]
     if w.shared.size and not w.shared.dynamic:
         lines.append(f"  .shared .align {w.shared.align} .b8 $smem[{w.shared.size}];")
-    if overlaps(w.arch) and not w.ir.first(
-        frozenset({"await_launches"})
-    ):  # every block waits, also one past the launch: its end is not another's
+    # Every block waits, also one past the launch: its end is not another's.
+    if overlaps(w.arch) and not w.ir.first({"await_launches"}):
         lines.append("  griddepcontrol.wait;")
     lines += ["  mov.u32 %group, %ctaid.x;", f"  ld.param.u32 %groups, [params+{w.params.groups}];"]
     lines += ["  setp.ge.u32 %past, %group, %groups;", "  @%past ret;"]

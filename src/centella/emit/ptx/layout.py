@@ -58,7 +58,7 @@ def shared_layout(ir: KernelIR) -> SharedLayout:
         size = -(-size // array.align) * array.align
         offsets.append(size)
         size += (4 * array.words + 15) // 16 * 16
-    uses_word = any(s[0] == "workgroup_uniform" for s in ir.body)
+    uses_word = ir.first({"workgroup_uniform"}) != ""
     align = max((array.align for array in ir.shared), default=16)
     return SharedLayout(tuple(offsets), size, size + 16 * uses_word, align)
 

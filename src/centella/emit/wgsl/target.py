@@ -45,7 +45,7 @@ def _lacking(ir: KernelIR, caps: Caps) -> str:
             "subgroup operations, which this device has not, or not as neighbouring threads; "
             "lang.workgroup_reduce runs everywhere"
         )
-    if ir.first(frozenset({"ex2"})) and not caps.native_exp2:
+    if ir.first({"ex2"}) and not caps.native_exp2:
         return (
             "lang.exp2_native, which this device has not, or not as exact; lang.exp2 runs "
             "everywhere"

@@ -46,7 +46,7 @@ class Place:
     """Where a group of a kernel is that has `queries` of a head.
 
     Args:
-        group: its number, or its block and pair of sequence and head.
+        group: its block, and its pair of sequence and head.
         same: makes uniform what all threads that ask have in common.
 
     Attributes:
@@ -56,11 +56,12 @@ class Place:
     """
 
     def __init__(
-        self, masks: dict[str, Any], group: Any, queries: int, same: Same = lang.workgroup_uniform
-    ) -> None:
+        self, masks: dict[str, Any], group: tuple[Any, Any], queries: int,
+        same: Same = lang.workgroup_uniform,
+    ) -> None:  # fmt: skip
         p = parameters("heads lq lk")
         self._same = same
-        block, pair = group if isinstance(group, tuple) else in_turn(group)
+        block, pair = group
         self.block: Any = block
         self.b: Any = pair // p["heads"]
         self.head: Any = pair - self.b * p["heads"]

@@ -25,7 +25,7 @@ from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import place_in
 from centella.ops.elements import offset_of
 from centella.ops.rope import Turn
-from centella.ops.rows import power_above
+from centella.ops.rows import over_lanes, power_above
 
 PAD = 4  # words after a row in shared memory, off the banks of the row before
 
@@ -65,24 +65,6 @@ def masks_of(starts: Any, blocks: bool) -> tuple[Any, dict[str, Any]]:
         return starts, {"starts": starts}
     table = BlockTable(starts)
     return table, {"starts": _Starts(table), "blocks": _Blocks(table)}
-
-
-class Scaled(Struct, frozen=True, eq=False):
-    """A head of a token times the factor of its norm and a weight a column."""
-
-    x: Any
-    start: Any
-    factor: Any
-    norms: Any
-    which: Any
-
-    def load(self, column: Any) -> list[Any]:
-        """A chunk of it from a column on."""
-        values = self.x.load(self.start + column)
-        if self.norms is None:
-            return values  # type: ignore[no-any-return]  # traced
-        weights = [self.norms[self.which, column + e] for e in range(len(values))]
-        return [v * self.factor * w for v, w in zip(values, weights, strict=True)]
 
 
 class _Chunk(Struct, frozen=True, eq=False):
@@ -190,11 +172,7 @@ class StepRows:
             total = lang.const(0.0, f32)
             for v in stored[0]:
                 total = lang.fma(v, v, total)
-            total = lang.select(chunk.inside, total, 0.0)
-            mask = 1
-            while mask < self._lanes:
-                total = total + lang.shuffle_xor(total, mask)
-                mask *= 2
+            total = over_lanes(lang.select(chunk.inside, total, 0.0), self._lanes)
             mean = total / lang.cast(lang.parameter("dim", u32), f32)
             factor = 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
             unpack = self._norms.unpack

@@ -19,7 +19,7 @@ from centella.lang.memory import Argument, Shared
 from centella.lang.values import Expr, Operand
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Work
-from centella.ops.attention.rope_cluster import Scaled, masks_of
+from centella.ops.attention.rope_cluster import masks_of
 from centella.ops.attention.split import THREADS, Layout, Thread
 from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import place_in
@@ -44,6 +44,24 @@ class _Rows(Struct, frozen=True, eq=False):
     def load(self, start: Operand) -> list[Expr]:
         """Four elements."""
         return self.memory.load(start)
+
+
+class _Scaled(Struct, frozen=True, eq=False):
+    """A head of a token times the factor of its norm and a weight a column."""
+
+    x: Any
+    start: Any
+    factor: Any
+    norms: Any
+    which: Any
+
+    def load(self, column: Any) -> list[Any]:
+        """A chunk of it from a column on."""
+        values = self.x.load(self.start + column)
+        if self.norms is None:
+            return values  # type: ignore[no-any-return]  # traced
+        weights = [self.norms[self.which, column + e] for e in range(len(values))]
+        return [v * self.factor * w for v, w in zip(values, weights, strict=True)]
 
 
 class _Step:
@@ -108,7 +126,7 @@ class _Step:
             asks = row < rows
             factor = None if self._norms is None else self._factor(row)
             which = lang.select(asks, zero, lang.const(1, u32))
-            source = Scaled(self._x, self._start(row), factor, self._norms, which)
+            source = _Scaled(self._x, self._start(row), factor, self._norms, which)
             own, columns = source.load(column), [column + e for e in range(WIDTH)]
             turned = turn.turned(source, zero, own, turn.entries(at, columns), columns)
             turned = turn.passed(turned, own, columns, position < height)

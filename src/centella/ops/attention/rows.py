@@ -18,6 +18,7 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, product_scale, share_of
 from centella.ops.attention.weights import LOG2E, put
+from centella.ops.rows import QUAD, chunk_of, over_lanes
 
 M, K = 64, 16  # of one product: queries, keys
 ScaleOf = Callable[[int], Any]
@@ -40,9 +41,7 @@ def grow(
         highs = [next(scores), next(scores)]
         for n, score in enumerate(scores):
             highs[n % 2] = lang.fmax(highs[n % 2], score)
-        high = lang.fmax(highs[0], highs[1])
-        for mask in (1, 2):
-            high = lang.fmax(high, lang.shuffle_xor(high, mask))
+        high = over_lanes(lang.fmax(highs[0], highs[1]), QUAD, "fmax")
         high = high * scale if fold else high
         grown.append(high - base[h] > (SLACK if fold else SLACK * math.log(2)))
         new = lang.select(grown[h], high, base[h])
@@ -162,13 +161,7 @@ class Rows:
 
     def totals(self) -> list[Expr]:
         """The sums of all weights of both rows."""
-        totals = []
-        for own in self._total:
-            total = own.get()
-            for mask in (1, 2):
-                total = total + lang.shuffle_xor(total, mask)
-            totals.append(total)
-        return totals
+        return [over_lanes(own.get(), QUAD) for own in self._total]
 
     def finish(
         self, y: Any, start: Operand, pitch: Operand, first: Any, lq: Operand, dim: int,
@@ -191,9 +184,7 @@ class Rows:
         self, tile: Any, slot: Any, dim: int, totals: list[Any], scale_of: ScaleOf | None = None
     ) -> None:
         """Divide and write to a stage of a tile in shared memory, sixteen columns at a time."""
-        thread = lang.local_id()
-        line = thread // 32 % 4 * 16 + thread % 16
-        first = tile.chunk(line, thread // 16 % 2, slot)
+        first = chunk_of(tile, slot)
         rounded = lang.ptx.Fragment(tile.dtype, (M, K))
         factors = [share_of(total) for total in totals]
         for j in range(0, self.out.shape[1], K):  # also those past the head, which are zeros

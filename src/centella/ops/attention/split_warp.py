@@ -35,6 +35,7 @@ from centella.ops.attention.parts import Work
 from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits, texts_of
 from centella.ops.attention.table import MOST_ROWS
 from centella.ops.attention.weights import put
+from centella.ops.rows import QUAD, over_lanes
 from centella.specs import Caps
 
 WARP = 32
@@ -278,9 +279,7 @@ class Warp:
         high = lang.const(LOWEST, f32)
         for score, shown in chain.from_iterable(seen):
             high = lang.fmax(high, lang.select(shown, score, LOWEST))
-        for mask in (1, 2):
-            high = lang.fmax(high, lang.shuffle_xor(high, mask))
-        base = lang.fmax(self.base, lang.ceil(high))
+        base = lang.fmax(self.base, lang.ceil(over_lanes(high, QUAD, "fmax")))
         shrink = lang.exp2_native(self.base - base)
         self.base.set(base)
         for n, pairs in enumerate(seen):

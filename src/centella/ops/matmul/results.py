@@ -16,6 +16,7 @@ from centella.lang.values import Expr, Operand
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.tiled import store_words
 from centella.ops.operands import NATIVE
+from centella.ops.rows import chunk_of
 
 M, K = 64, 16  # of one product
 
@@ -46,9 +47,7 @@ class Finish(Struct, frozen=True, eq=False):
 
     def stage(self, ring: Any, slot: Any) -> None:
         """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
-        thread = lang.local_id()
-        line = thread // 32 % 4 * 16 + thread % 16
-        first = ring.chunk(line, thread // 16 % 2, slot)
+        first = chunk_of(ring, slot)
         rounded = [lang.ptx.Fragment(ring.dtype, (M, K)) for _ in self.sums]
         for j in self.columns[::2]:
             for right in range(2):

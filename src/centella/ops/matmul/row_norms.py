@@ -13,6 +13,7 @@ from centella import lang
 from centella.dtypes import f32
 from centella.lang.values import Expr
 from centella.ops.matmul.results import K
+from centella.ops.rows import QUAD, chunk_of, over_lanes
 
 
 class NormedRows:
@@ -23,8 +24,7 @@ class NormedRows:
         self.sums: list[Any] = sums
         self.extra: dict[str, Any] = extra
         thread = lang.local_id()
-        line = thread // 32 % 4 * 16 + thread % 16
-        self.first: Any = rows.chunk(line, thread // 16 % 2, mine)
+        self.first: Any = chunk_of(rows, mine)
         self.across: Expr = thread % 4 * 2
         self.leads: Expr = thread % 4 == 0  # has the first element of its rows
 
@@ -57,7 +57,7 @@ class NormedRows:
             values = self._values(block)
             if not firsts:
                 own = [lang.select(self.leads, values[r][0], 0.0) for r in range(2)]
-                firsts = [over_row(v) for v in own]
+                firsts = [over_lanes(v, QUAD) for v in own]
             values = [[v - firsts[r % 2] for v in pair] for r, pair in enumerate(values)]
             self._put(block, values)
             totals.add(values, lambda total, v: total + v)
@@ -131,11 +131,4 @@ class Totals:
 
     def means(self, length: int) -> list[Expr]:
         """Over whole rows, of so many columns."""
-        return [over_row(even + odd) / float(length) for even, odd in self._rows]
-
-
-def over_row(value: Any) -> Any:
-    """The sum over the four lanes that have a row."""
-    for mask in (1, 2):
-        value = value + lang.shuffle_xor(value, mask)
-    return value
+        return [over_lanes(even + odd, QUAD) / float(length) for even, odd in self._rows]

@@ -30,8 +30,9 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.ring import Ring
+from centella.ops.rows import QUAD, WARP, over_lanes
 
-WARP, QUAD, EIGHT, DEPTH = 32, 4, 8, 16
+EIGHT, DEPTH = 8, 16
 WARPGROUP = 128
 CONSUMERS = 256  # threads that multiply
 WARPS = CONSUMERS // WARP
@@ -188,8 +189,7 @@ class _Row:
             for value in eight:
                 other = lang.select(counts, value if squared else 1.0, 0.0)
                 total = lang.fma(value, other, total)
-        for distance in (16, 8, 4, 2, 1):
-            total = total + lang.shuffle_xor(total, distance)
+        total = over_lanes(total, WARP, falling=True)
         with lang.if_(me % WARP == 0):
             self.totals[me // WARP + at] = total
 
