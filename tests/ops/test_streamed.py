@@ -90,9 +90,7 @@ def test_it_equals_float64(
     wanted = product + vectors.get("bias", 0) + vectors.get("residual", 0)
     got = result(call, words).reshape(1, -1)[:, :n]
     size = np.abs(wanted).max()
-    np.testing.assert_allclose(
-        got, wanted, rtol=4 * y.epsilon, atol=max(y.epsilon, 1e-5) * size
-    )
+    np.testing.assert_allclose(got, wanted, rtol=4 * y.epsilon, atol=max(y.epsilon, 1e-5) * size)
 
 
 def test_squares_of_large_f16() -> None:
