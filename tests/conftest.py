@@ -10,6 +10,8 @@ Devices are opened once (`devices.py`). A missing adapter skips; `CENTELLA_REQUI
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -19,7 +21,7 @@ import pytest
 
 import centella as ct
 from centella.specs import Caps
-from tests.support.devices import DEVICES, GPU, WINDOWED, open_device
+from tests.support.devices import DEVICES, GPU, WINDOWED, forget_programs, open_device
 from tests.support.exclusive import exclusive
 
 EXCLUSIVE = exclusive()
@@ -71,6 +73,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
         return (yield)
     with EXCLUSIVE.inside(item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: collections in tests need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the file
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A file leaves nothing in its caches, and not much in those of devices."""
+    if isinstance(item, pytest.Function) and (nextitem is None or nextitem.path != item.path):
+        for each in vars(item.module).values():
+            cached = isinstance(each, functools._lru_cache_wrapper)
+            if cached and each.__module__ == item.module.__name__:
+                each.cache_clear()
+        forget_programs()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from centella.host import early as _early  # noqa: F401  # comes first: it has Ctrl-C handled
 
 # isort: split
-from centella import audio, lang, nn
-from centella.audio.log_mel import log_mel
+from centella import lang
 from centella.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u8, u32
 from centella.errors import (
     AudioError,
@@ -34,22 +33,11 @@ from centella.errors import (
 from centella.host.version import __version__
 from centella.lang import In, InOut, Out, Scalar
 from centella.ledger.counts import Counts, Ledger, forbid, ledger, totals
-from centella.nn.kv_cache import KVCache
-from centella.nn.matmul_cache import MatmulCache
 from centella.ops.quant.table import quantize_blocks, quantize_int8
 from centella.record.history import Event
 from centella.runtime.device import Device, device, devices
 from centella.runtime.pending import Pending
 from centella.runtime.pipelines import CachedPipeline, PipelineCache
-from centella.tasks.classify import Classifier, TokenClassifier
-from centella.tasks.embed import Embedder
-from centella.tasks.generate import Generation, Generator
-from centella.tasks.labels import Label, Ranked, Span
-from centella.tasks.load import load
-from centella.tasks.logprobs import TokenLogprobs
-from centella.tasks.request import Request
-from centella.tasks.sampling import Sampling
-from centella.tasks.stream import Stream
 from centella.tensors import functional as _functional
 from centella.tensors.batch import CommandBatch
 from centella.tensors.creation import arange as arange  # as full and zeros: functional lists it
@@ -69,9 +57,22 @@ from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, fetch
 
 if TYPE_CHECKING:  # which is to say itself what there is not
-    from centella import serving  # loads asyncio: with its first use
-    from centella.tasks.schedule import Scheduler  # and these what few programs need
+    # What `lookup` loads with its first use.
+    from centella import audio, nn, serving
+    from centella.audio.log_mel import log_mel
+    from centella.nn.kv_cache import KVCache
+    from centella.nn.matmul_cache import MatmulCache
+    from centella.tasks.classify import Classifier, TokenClassifier
+    from centella.tasks.embed import Embedder
+    from centella.tasks.generate import Generation, Generator
+    from centella.tasks.labels import Label, Ranked, Span
+    from centella.tasks.load import load
+    from centella.tasks.logprobs import TokenLogprobs
+    from centella.tasks.request import Request
+    from centella.tasks.sampling import Sampling
+    from centella.tasks.schedule import Scheduler
     from centella.tasks.search import Index, Matches
+    from centella.tasks.stream import Stream
     from centella.tasks.transcribe import Transcriber
 else:
     from centella.lookup import module_dir as __dir__  # noqa: F401  # Python calls both

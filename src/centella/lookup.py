@@ -7,11 +7,27 @@ from importlib import import_module
 
 from centella.tensors.hints import module_missing
 
-# The files of classes that few programs need, with all that they alone load.
-LATER: dict[str, str] = {
-    "Index": "centella.tasks.search", "Matches": "centella.tasks.search",
-    "Scheduler": "centella.tasks.schedule", "Transcriber": "centella.tasks.transcribe",
-}  # fmt: skip
+# Files, and their public names. Each loads with all that it alone needs: a program has few tasks,
+# and one of kernels alone has none.
+NAMES: dict[str, str] = {
+    "centella.audio.log_mel": "log_mel",
+    "centella.nn.kv_cache": "KVCache",
+    "centella.nn.matmul_cache": "MatmulCache",
+    "centella.tasks.classify": "Classifier TokenClassifier",
+    "centella.tasks.embed": "Embedder",
+    "centella.tasks.generate": "Generation Generator",
+    "centella.tasks.labels": "Label Ranked Span",
+    "centella.tasks.load": "load",
+    "centella.tasks.logprobs": "TokenLogprobs",
+    "centella.tasks.request": "Request",
+    "centella.tasks.sampling": "Sampling",
+    "centella.tasks.schedule": "Scheduler",
+    "centella.tasks.search": "Index Matches",
+    "centella.tasks.stream": "Stream",
+    "centella.tasks.transcribe": "Transcriber",
+}
+LATER: dict[str, str] = {name: file for file, names in NAMES.items() for name in names.split()}
+ROOMS: tuple[str, ...] = ("audio", "nn", "serving")  # the last loads asyncio
 
 
 def module_getattr(name: str) -> object:
@@ -20,13 +36,13 @@ def module_getattr(name: str) -> object:
     Raises:
         AttributeError: for any other name; with what to write, where that is known.
     """
-    if name in LATER:
-        return getattr(import_module(LATER[name]), name)
-    if name != "serving":
+    if name in ROOMS:
+        return import_module(f"centella.{name}")  # which binds it there
+    if name not in LATER:
         raise module_missing(name)
-    import centella.serving as serving  # `from centella` would ask here again
-
-    return serving
+    value = getattr(import_module(LATER[name]), name)
+    setattr(sys.modules["centella"], name, value)
+    return value
 
 
 def module_dir() -> list[str]:

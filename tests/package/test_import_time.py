@@ -14,7 +14,8 @@ NOT_LOADED = tuple(
     "onnxruntime torch asyncio logging concurrent.futures.thread centella.lang.ptx "
     "centella.emit.wgsl centella.emit.ptx centella.backends.cuda centella.backends.webgpu "
     "centella.ops.matmul.choice centella.ops.attention.choice centella.ops.attention.rope_choice "
-    "centella.ops.attention.cluster_mma centella.tasks.text centella.tasks.sandbox".split()
+    "centella.ops.attention.cluster_mma centella.audio centella.models centella.nn centella.tasks "
+    "centella.weights centella.serving".split()
 )
 LIMIT = 60.0  # ms, where NumPy takes up to 100; on a slower or busier machine as many times more
 NUMPY = 100.0

@@ -50,7 +50,7 @@ BELOW: dict[str, set[str]] = {
     "lookup": {"serving", "tasks"},
     "__init__": {"lookup"},
     "__main__": {"cli"},
-    "__pyinstaller": {"backends"},
+    "__pyinstaller": {"backends", "lookup"},
 }
 
 ANY = "*"
@@ -78,7 +78,6 @@ LATE: dict[tuple[str, str], str] = {
     ("host", "logging"): "a message is rare, and the first costs as much as five of our modules",
     ("host", "concurrent"): "as logging, which it loads; and the hooks of a fork have an order",
     ("host", "asyncio"): "only a coroutine needs an event loop",
-    ("lookup", "serving"): "it loads asyncio, which only a service needs",
     ("tensors", "simulator"): "the simulator loads with the first kernel that runs in it",
     ("cli", "cli"): "typer may be missing; rich takes longer to load than a short text to embed",
     ("cli", "check"): "--help and the other subcommands do without the cases",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
 
 import centella as ct
+from centella.emit.program import Kernel
+from centella.plan.build import Memo
 from tests.support.pads import define_pads
 from tests.support.windowed import windowed
 
@@ -15,6 +18,7 @@ POOL = os.environ.get("CENTELLA_POOL", "poison")
 GPU = ("cuda", "webgpu-hardware")
 DEVICES = ("cpu", "simulator", "webgpu", "webgpu-minimum", *GPU)
 WINDOWED = ("simulator-windows", "webgpu-windows")  # by name only: see tests/plan/test_windows.py
+PROGRAMS = 300  # 1.5 MB each, on a software adapter
 
 Opening = Callable[..., ct.Device]
 _opened: dict[ct.Device, Opening] = {}  # how each was, its pool apart
@@ -59,6 +63,23 @@ def open_device(kind: str) -> ct.Device | str:
 def own(device: ct.Device, **options: Any) -> ct.Device:
     """Another device of the same kind, with nothing compiled, planned or allocated."""
     return _opened[device](**{"pool": "reuse", **options})
+
+
+def forget_programs() -> None:
+    """Drop what the opened devices keep by structure, where that is much."""
+    if sum(len(device.cache) for device in _opened) < PROGRAMS:
+        return
+    for device in _opened:
+        plans: Any = device.executor.plans
+        plans._planned.clear()
+        plans._memo = Memo()
+        device.cache.clear()
+        device.pool.trim()
+    for kernel in gc.get_objects():
+        if type(kernel) is Kernel:
+            kernel._traced.clear()
+            kernel._programs.clear()
+    gc.collect()
 
 
 def name_of(device: ct.Device) -> str:
