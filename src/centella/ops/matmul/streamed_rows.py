@@ -26,8 +26,6 @@ from centella.ops.matmul.streamed_kernel import (
     CONSUMERS,
     DEPTH,
     EIGHT,
-    QUAD,
-    WARP,
     WARPGROUP,
     WARPS,
     Shares,
@@ -36,6 +34,7 @@ from centella.ops.matmul.streamed_kernel import (
     meet,
 )
 from centella.ops.ring import Ring
+from centella.ops.rows import QUAD, WARP
 from centella.specs import Caps
 
 PAD = 4  # elements between lines of sums, for banks of their own
