@@ -70,16 +70,18 @@ class Shares:
     """What both roles see: the ring of weights, its barriers, sizes."""
 
     def __init__(self, tile: Stream, w: Any, halves: int, depth: int) -> None:
-        self.tile, self.halves = tile, halves
+        self.tile: Stream = tile
+        self.halves: int = halves
         names = ("n", "k", "ldw", "half", "rows", "blocks")
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
         shape = (tile.stages * halves, tile.height, tile.columns)
-        self.ring = lang.ptx.SharedTile(w.dtype, shape)
+        self.ring: Any = lang.ptx.SharedTile(w.dtype, shape)
         extents = (self.p["k"], self.p["rows"])
-        self.map = lang.ptx.TensorMap(w, self.ring, extents, (self.p["ldw"],), tile.rows)
-        self.steps = -(-depth // tile.columns)
-        self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
-        self.met = lang.ptx.Barriers(1)  # of the consumers
+        self.map: Any = lang.ptx.TensorMap(w, self.ring, extents, (self.p["ldw"],), tile.rows)
+        self.steps: int = -(-depth // tile.columns)
+        self.full: Any = lang.ptx.Barriers(tile.stages)
+        self.empty: Any = lang.ptx.Barriers(tile.stages)
+        self.met: Any = lang.ptx.Barriers(1)  # of the consumers
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
                 self.full.init(stage, 1)
