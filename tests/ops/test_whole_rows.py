@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from centella.dtypes import DType, bf16, f16, f32
+from centella.dtypes import DType, bf16, f16, f32, i8
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import SimulationError
 from centella.lang import KernelIR
 from centella.lang.ir import BARRIERS, CLUSTER, HOPPER
 from centella.op.op import Form
-from centella.ops.matmul import LINEAR_NORM, whole_rows
+from centella.ops.matmul import LINEAR_NORM, linear_norm, whole_rows
 from centella.ops.matmul.linear_norm import LinearNormAttrs
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.norm import NormAttrs
@@ -181,6 +181,16 @@ def test_rows_off_16_bytes_are_not_taken() -> None:
 )
 def test_it_is_for_rows_that_fill_the_device(m: int, preferred: bool) -> None:
     assert whole_rows.WHOLE_ROWS.preferred(form(m, 384, 1536), CAPS) is preferred
+
+
+def test_a_quantised_product_keeps_its_norm_apart() -> None:
+    """Its weight is planes: nothing of the walk over kernels takes them for one tensor."""
+    x = form(65_536, 384, 1536).inputs[0]
+    planes = (make_spec((384, 1536), i8, 16), make_spec((384, 48), f16, 16))
+    linear, norm = LinearAttrs((), "", format="q8_0"), NormAttrs("rms", 1e-5, ("weight",))
+    vector, y = make_spec((384,), f16, 16), make_spec((65_536, 384), f16, 16)
+    asked = Form(LINEAR_NORM, (x, *planes, vector), (y,), LinearNormAttrs(linear, norm))
+    assert not linear_norm.preferred(asked, CAPS)
 
 
 @needs_ptxas

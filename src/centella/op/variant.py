@@ -46,8 +46,9 @@ class Variant(Struct, Generic[F, T], frozen=True, eq=False):
 
     def takes(self, form: F, caps: Caps, name: str | None = None) -> bool:
         """Whether it fits a form, and is preferred for it; or has the name that is forced."""
-        wanted = self.preferred(form, caps) if name is None else self.name == name
-        return wanted and self.fits(form, caps)
+        if name is not None:
+            return self.name == name and self.fits(form, caps)
+        return self.fits(form, caps) and self.preferred(form, caps)
 
     def lower(self, form: F, caps: Caps) -> Lowered:
         """The launches of a form that it fits."""
