@@ -329,7 +329,7 @@ topk | each thread, whole | f32 f16 | picked(i.peaks(257 * i.chunk, i.chunk), 3)
 topk | many | f32 f16 i8 | picked(i.ints(12, 8140, low=-128, high=128), 37)
 topk | parts | f32 f16 | picked(i.ties(8, 16102), 19)
 topk | parts, few | f32 f16 | picked(i.ties(8, 8202), 15)
-topk | many parts | f32 f16 | picked(i.ties(8, 16906), 47, part=256)
+topk | many parts | f32 f16 | picked(i.ties(4, 16906), 47, part=256)
 topk | many parts, few | f32 f16 | picked(i.ties(8, 17418), 15, part=256)
 argsort | short | f32 f16 i8 | F.argsort(i(6, 40)).astype("f32")
 argsort | falling | f32 bf16 | F.argsort(i(3, 130), descending=True).astype("f32")
@@ -845,13 +845,14 @@ def test_results_are_right(case: Case) -> None:
 @EVERY
 def test_every_order_and_subgroup_gives_the_same(case: Case) -> None:
     for launch in seen(case).launches:
-        for order in ORDERS:
+        for order in ORDERS[1:]:  # it has run forward
             for words, right in zip(launch.run(order=order), launch.after, strict=True):
                 np.testing.assert_array_equal(words, right)
         if launch.ir.uses_subgroups:
             for subgroup in (1, 8, 64):
                 assert launch.agrees(launch.run(subgroup=subgroup), 1e-3)
-        assert launch.agrees(launch.run(fused=False), 5e-3)
+        if launch.ir.first(frozenset({"fma"})):
+            assert launch.agrees(launch.run(fused=False), 5e-3)
 
 
 # -- mistakes --------------------------------------------------------------------------------------
@@ -1043,18 +1044,26 @@ def test_tint_accepts_every_kernel() -> None:
 
 
 def test_ptxas_accepts_every_kernel(tmp_path: Path) -> None:
-    tool = assembler()
+    """A file has many: ptxas takes longer to start than to assemble one."""
+    tool, files, every = assembler(), list[Path](), list(kernels().values())
+    for first in range(0, len(every), 32):
+        texts = dict[str, str]()  # by what stands before the first kernel
+        for number, ir in enumerate(every[first : first + 32]):
+            head, comment, kernel = emit_ptx(ir, "sm_80").partition("//")
+            kernel = comment + kernel.replace(f".entry {ir.name}(", f".entry {ir.name}_{number}(")
+            texts[head] = texts.get(head, head) + kernel
+        for text in texts.values():
+            files.append(tmp_path / f"{len(files)}.ptx")
+            files[-1].write_text(text)
 
-    def assemble(item: tuple[str, KernelIR]) -> tuple[str, str]:
-        source = tmp_path / f"{item[1].digest}.ptx"
-        source.write_text(emit_ptx(item[1], "sm_80"))
+    def assemble(source: Path) -> str:
         command = [tool, "-arch=sm_80", "-O1", str(source), "-o", os.devnull]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        return item[0], "" if done.returncode == 0 else done.stderr
+        return "" if done.returncode == 0 else done.stderr
 
     with ThreadPoolExecutor(2) as pool:
-        faults = dict(pool.map(assemble, kernels().items()))
-    assert {n: f for n, f in faults.items() if f} == {}
+        faults = list(filter(None, pool.map(assemble, files)))
+    assert faults == []
 
 
 # -- accumulation and masks ------------------------------------------------------------------------
