@@ -19,7 +19,7 @@ from centella.ops.layout import flat
 from centella.specs import Spec, make_spec
 
 SLAB = 16  # elements of a head with one scale
-THREADS = 256
+THREADS = 512
 TOGETHER = 8  # rows of a thread that are loaded at once
 PER_CHUNK = 8
 INFINITE = 0x7F800000
@@ -49,13 +49,12 @@ def _scale_values(*, v: Argument, kept: Argument, scales: Argument, **masks: Arg
     factor = lang.bitcast((127 + 15 + 127 - exponent) << 23, f32)
     with lang.if_(lang.local_id() == 0):
         scales[number] = lang.bitcast((exponent - 15) << 23, f32)
-    for first in lang.range(mine, p["lk"], rows * TOGETHER):
-        for n in range(TOGETHER):
-            row = first + n * rows
-            with lang.if_(row < p["lk"]):
-                values = v.load(source + row * p["vl"])
-                values = [lang.select(row < end, value * factor, 0.0) for value in values]
-                kept.store(target + row * p["fl"], values)
+    for first in lang.range(mine, end, rows * TOGETHER):
+        several = [first + n * rows for n in range(TOGETHER)]
+        loaded = [v.load(source + lang.minimum(row, end - 1) * p["vl"]) for row in several]
+        for row, values in zip(several, loaded, strict=True):
+            with lang.if_(row < end):
+                kept.store(target + row * p["fl"], [value * factor for value in values])
 
 
 kernel: Kernel = Kernel(_scale_values, workgroup=THREADS, name="attention_values", rewritable=True)
