@@ -57,13 +57,15 @@ class Turn(Struct, frozen=True):
         half = lang.parameter("rotary", u32) // 2
         if self.interleaved:
             pair = [lang.minimum(c // 2, half - 1) for c in lanes[::2]]
-            return _entries(self.cos, at, pair, False), _entries(self.sin, at, pair, False)
+            tables = self.cos, self.sin
+            cos, sin = (table_entries(t, at, pair, False) for t in tables)
+            return cos, sin
         both = [(c, self.partner(c)) for c in lanes]
         pair = [lang.minimum(lang.minimum(c, o), half - 1) for c, o in both]
         if self.chunk:
             first = lang.minimum(lang.minimum(*both[0]), half - len(lanes))
             pair = [first + j for j in range(len(lanes))]
-        cos, sin = (_entries(t, at, pair, self.table_chunk) for t in (self.cos, self.sin))
+        cos, sin = (table_entries(t, at, pair, self.table_chunk) for t in (self.cos, self.sin))
         return cos, sin
 
     def partner(self, column: Operand) -> Expr:
@@ -116,7 +118,8 @@ class Turn(Struct, frozen=True):
         return out
 
 
-def _entries(table: Argument, at: Any, pair: list[Expr], chunk: bool) -> list[Expr]:
+def table_entries(table: Argument, at: Any, pair: list[Expr], chunk: bool) -> list[Expr]:
+    """A row's elements in these columns; by chunks from the first one on where `chunk` is set."""
     if not chunk:
         return [table[at, p] for p in pair]
     width = table.dtype.per_chunk

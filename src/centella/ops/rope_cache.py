@@ -30,7 +30,7 @@ from centella.ops.cache import cache_scalars, cache_shape, place_in, whole_rows,
 from centella.ops.elements import offset_of
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
-from centella.ops.rope import Turn, check_tables, layout_of
+from centella.ops.rope import Turn, check_tables, layout_of, table_entries
 from centella.ops.rope import reference as rotate
 from centella.ops.rows import fold, over_lanes, place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Spec
@@ -45,14 +45,16 @@ class Head:
     Args:
         shared: the chunk of this thread, where the neighbours with which it can shuffle have the
             other ones, and how many they are; else it reads the whole head for its norm.
+        norm_chunk: weights of the norm are loaded by chunks.
     """
 
     def __init__(
         self, x: Any, place: Any, width: int, chunk: bool, norms: Any, which: Any,
-        shared: tuple[Expr, int] | None = None,
+        shared: tuple[Expr, int] | None = None, norm_chunk: bool = False,
     ) -> None:  # fmt: skip
         self._x, self._place, self._chunk = x, place, chunk
         self._norms, self._which, self._factor = norms, which, None
+        self._norm_chunk = norm_chunk
         if norms is None:
             return
         total = self._squares(width) if shared is None else self._squares_of(*shared)
@@ -90,20 +92,25 @@ class Head:
         values = self._x.load(self._place + column)
         if self._factor is None:
             return values  # type: ignore[no-any-return]  # traced
-        return [self._scaled(v, column + e) for e, v in enumerate(values)]
+        lanes = [self._inside(column + e) for e in range(len(values))]
+        lanes = [column, *lanes[1:]] if self._norm_chunk else lanes
+        weights = table_entries(self._norms, self._which, lanes, self._norm_chunk)
+        return [v * self._factor * w for v, w in zip(values, weights, strict=True)]
 
     def __getitem__(self, column: Operand) -> Any:
         value = self._x[self._place + column]
-        return value if self._factor is None else self._scaled(value, column)
+        if self._factor is None:
+            return value
+        return value * self._factor * self._norms[self._which, self._inside(column)]
 
-    def _scaled(self, value: Operand, column: Operand) -> Any:
-        inside = lang.minimum(column, lang.parameter("dim", u32) - 1)
-        return value * self._factor * self._norms[self._which, inside]
+    def _inside(self, column: Operand) -> Any:
+        return lang.minimum(column, lang.parameter("dim", u32) - 1)
 
 
 def _run(
     *, x: Argument, cos: Argument, sin: Argument, starts: Argument, y: Argument, keys: Argument,
-    values: Argument, norms: Argument | None = None, lanes: int = 0, **layout: bool,
+    values: Argument, norms: Argument | None = None, lanes: int = 0, norm_chunk: bool = False,
+    **layout: bool,
 ) -> None:  # fmt: skip
     """A thread has a chunk (or word) of a head of a token; `lanes` of them shuffle for its norm."""
     turn = Turn(cos, sin, **layout)
@@ -122,7 +129,7 @@ def _run(
     if lanes:  # outside of what only some threads do, since they shuffle
         row, column = place_of(width)
         *_, place, which = head_of(lang.minimum(row, threads // lanes - 1))
-        source = Head(x, place, width, turn.chunk, norms, which, (column, lanes))
+        source = Head(x, place, width, turn.chunk, norms, which, (column, lanes), norm_chunk)
     with lang.if_(lang.global_id() < threads):
         row, column = place_of(width)
         i, head, b, place, which = head_of(row)
@@ -132,7 +139,9 @@ def _run(
         every = [column, *every[1:]] if turn.chunk else every
         turns = head < heads + kv_heads
         with lang.if_(turns):
-            source = source or Head(x, place, width, turn.chunk, norms, which)
+            source = source or Head(
+                x, place, width, turn.chunk, norms, which, norm_chunk=norm_chunk
+            )
             own = source.load(column) if turn.chunk else [source[c] for c in every]
             at, none = lang.minimum(position, height - 1), lang.const(0, u32)
             turned = turn.turned(source, none, own, turn.entries(at, every), every)
@@ -256,7 +265,12 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     across = whole_rows(keys, values, y)
     items = across // width
     shuffles = caps.shuffles and norms and layout["chunk"] and across == dim == items * width
-    constants = (*layout.items(), ("lanes", items if shuffles and items in LANES else 0))
+    by_chunk = layout["chunk"] and all(s.aligned and width % s.dtype.per_chunk == 0 for s in norms)
+    constants = (
+        *layout.items(),
+        ("lanes", items if shuffles and items in LANES else 0),
+        ("norm_chunk", bool(norms) and by_chunk),
+    )
     call = rows_call(kernel, refs, rows, across, width, scalars, constants, params)
     return Lowered((call,))
 
