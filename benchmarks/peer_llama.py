@@ -87,7 +87,8 @@ def build(folder: Path) -> Path:
     cuda = "ON" if shutil.which("nvcc") else "OFF"
     options = ("CMAKE_BUILD_TYPE=Release", f"GGML_CUDA={cuda}", "CMAKE_CUDA_ARCHITECTURES=native",
                "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_SERVER=OFF",
-               "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_TOOLS=ON")  # fmt: skip
+               "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF",
+               "LLAMA_BUILD_TOOLS=ON")  # fmt: skip
     if not (out / "bin" / BATCHED).exists():
         run(["cmake", "-S", str(source), "-B", str(out), *(f"-D{o}" for o in options)],
             BUILD_SECONDS)  # fmt: skip
