@@ -265,7 +265,8 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     across = whole_rows(keys, values, y)
     items = across // width
     shuffles = caps.shuffles and norms and layout["chunk"] and across == dim == items * width
-    by_chunk = layout["chunk"] and all(s.aligned and width % s.dtype.per_chunk == 0 for s in norms)
+    by_chunk = layout["chunk"] and dim % width == 0  # else the last chunk ends in what pads x
+    by_chunk = by_chunk and all(s.aligned and width % s.dtype.per_chunk == 0 for s in norms)
     constants = (
         *layout.items(),
         ("lanes", items if shuffles and items in LANES else 0),
