@@ -13,6 +13,12 @@ from centella.dtypes import DType, bf16, f16, f32
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
+from centella.op.variant import Variant
+from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.product import Product
+from centella.ops.matmul.streamed import STREAMED
+from centella.ops.matmul.streamed_kernel import Stream
+from centella.ops.matmul.streamed_rows import STREAMED_ROWS
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -59,6 +65,8 @@ def call_of(*args: Any, **options: Any) -> Call:
         (16, 270, 648, "", ()),
         (5, 300, 136, "silu", ()),
         (16, 150, 520, "silu", ("bias",)),
+        (7, 41, 136, "", ("bias", "residual")),
+        (3, 151, 136, "silu", ("bias",)),
     ],
 )
 @pytest.mark.parametrize("y", [None, f32], ids=str)
@@ -96,6 +104,19 @@ def test_which_products_are_streamed() -> None:
     assert call_of(17, 64, 1024).kernel.name != "streamed_rows"
     assert call_of(2, 64, 64).kernel.name != "streamed_rows"
     assert call_of(1, 64, 1024).kernel.name == "streamed"
+
+
+@pytest.mark.parametrize(("m", "variant"), [(1, STREAMED), (2, STREAMED_ROWS)])
+def test_a_device_without_room_is_no_fit(m: int, variant: Variant[Product, Stream]) -> None:
+    """A group has 384 threads; of a long row two stages have no room in little shared memory."""
+    x, w, y = (make_spec(shape, f16, 16) for shape in ((m, 4096), (512, 4096), (m, 512)))
+    product = Product(Problem.of_rows(x, w, y), (x, w, y))
+    assert variant.fits(product, CAPS)
+    assert not variant.fits(product, replace(CAPS, max_workgroup=256))
+    assert not variant.fits(product, replace(CAPS, max_shared=16 << 10))
+    caps = replace(CAPS, max_shared=48 << 10)
+    (call,) = variant.lower(product, caps).calls
+    assert traced(call).shared_bytes <= caps.max_shared
 
 
 @needs_ptxas

@@ -51,7 +51,7 @@ def stream_of(
         columns = _steps(problem, tile) * tile.columns
         return 2 * columns * (2 if normed else 1) + 8 * WARPS * sixteens * DEPTH
 
-    return ring_of(tile, problem, halves, kept)
+    return ring_of(tile, problem, halves, kept, caps)
 
 
 def outputs_of(problem: Problem, y: DType, halves: int) -> int:
@@ -70,9 +70,9 @@ def _turns(n: int, rows: int) -> int:
 
 
 def ring_of(
-    tile: Stream, problem: Problem, halves: int, kept: Callable[[Stream], int]
+    tile: Stream, problem: Problem, halves: int, kept: Callable[[Stream], int], caps: Caps
 ) -> Stream | None:
-    """With columns and stages of a ring; None where too few stages have room.
+    """With columns and stages of a ring; None where too few stages have room, or too few threads.
 
     Args:
         kept: bytes of shared memory of what is not in the ring.
@@ -84,9 +84,11 @@ def ring_of(
         columns //= 2
     tile = replace(tile, columns=columns)
     steps = _steps(problem, tile)
-    stages = (SHARED - kept(tile) - 2048) // tile.stage_bytes(halves)
+    room = min(SHARED, caps.max_shared) - kept(tile) - 2048
+    stages = room // tile.stage_bytes(halves)
     tile = replace(tile, stages=min(stages, steps * _turns(problem.n, tile.rows)))
-    return tile if tile.stages >= min(LEAST, steps) else None
+    fits = tile.stages >= min(LEAST, steps) and kernel.workgroup <= caps.max_workgroup
+    return tile if fits else None
 
 
 def _steps(problem: Problem, tile: Stream) -> int:

@@ -211,7 +211,7 @@ def tile_of(product: Product, caps: Caps) -> Stream | None:
     eights, halves = -(-problem.m // EIGHT), 2 if product.gated else 1
     rows = outputs_of(problem, product.specs[-1].dtype, halves)
     kept = 4 * WARPS * EIGHT * eights * (DEPTH * Stream(rows, 0, 0).sixteens(halves) + PAD)
-    return ring_of(Stream(rows, 0, 0, eights), problem, halves, lambda tile: kept)
+    return ring_of(Stream(rows, 0, 0, eights), problem, halves, lambda tile: kept, caps)
 
 
 def _launches(product: Product, tile: Stream, caps: Caps) -> Lowered:
