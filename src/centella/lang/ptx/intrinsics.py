@@ -156,15 +156,15 @@ def launch_dependents() -> None:
 
     PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol"
     (.launch_dependents); sm_90 and later. It only lets the next launch's groups take their places:
-    the first instruction of every kernel for these targets is `griddepcontrol.wait`, until this
-    launch is over and what it wrote can be seen. So results are the same, and there is no name for
-    the wait. Without it the next launch may begin when all groups have ended, which is the end that
-    every kernel has. It acts where launches may overlap: in a replay.
+    every kernel for these targets waits until this launch is over and what it wrote can be seen, at
+    its beginning or where it says `await_launches`. So results are the same. Without it the next
+    launch may begin when all groups have ended, which is the end that every kernel has. It acts
+    where launches may overlap: in a replay.
 
     Cost: whoever is let in early takes what room there is, and keeps it while it waits. Said first
     of all in each kernel it made a chain of short ones 9 % slower on an H200 and encoders between
-    5 % faster and 7 % slower (benchmarks/LOG.md); the shipped kernels do not say it. Say it where a
-    group has little left to do. The simulator does nothing.
+    5 % faster and 7 % slower (benchmarks/LOG.md). Say it where a group has little left to do, or
+    where groups leave room for the next. The simulator does nothing.
     """
     current().effect("launch_dependents", "", ())
 
