@@ -151,23 +151,31 @@ def chained(x: In[storage, 2], y: Out[f32, 2]) -> None:
             y[row, column + 8 * j] = held[register]
 
 
-def widened(w: In[i8], x: In[storage, 2], y: Out[f32, 2]) -> None:
+def widened(w: In[i8], x: In[storage, 2], y: Out[f32, 2], *, zero: int | None) -> None:
     """[16, 64] by [64, 8], straight from memory: each lane has 16 bytes of two rows of the first.
 
-    k is in the order in which lanes have it, in the second as in the first.
+    k is in the order in which lanes have it, in the second as in the first. The first factor goes
+    by way of another fragment, word by word.
+
+    Constants: `zero` is what numbers of 0 to 127 are more than they stand for; None: they are i8.
     """
     ptx.fetch_lines(w)
     t = lang.local_id()
     row, k = t // 4, t % 4 * 16
     rows = [w.load_bits((row + 8 * h) * 64 + k) for h in range(2)]
     other = [v for j in (0, 8) for v in x.load_bits(row, k + j)]
-    height, width = ptx.Fragment(x.dtype, (16, 16)), ptx.Fragment(x.dtype, (16, 8))
-    total = ptx.Fragment(f32, (16, 8))
+    first, height = (ptx.Fragment(x.dtype, (16, 16)) for _ in range(2))
+    width, total = ptx.Fragment(x.dtype, (16, 8)), ptx.Fragment(f32, (16, 8))
     total.fill(0.0)
     for j in range(4):
-        pairs = [ptx.widen_i8(words[j], x.dtype) for words in rows]
+        pairs = [
+            ptx.widen_i8(words[j], x.dtype) if zero is None else
+            ptx.widen_u7(words[j], x.dtype, zero) for words in rows
+        ]  # fmt: skip
         for register in range(4):
-            height[register] = pairs[register % 2][register // 2]
+            first[register] = pairs[register % 2][register // 2]
+        for register in range(4):
+            height[register] = first.word(register)
         for register in range(2):
             width[register] = other[2 * j + register]
         ptx.mma_sync(total, height, width)
@@ -176,10 +184,13 @@ def widened(w: In[i8], x: In[storage, 2], y: Out[f32, 2]) -> None:
         y[at, column] = total[register]
 
 
-def widened_case(dtype: DType) -> tuple[KernelIR, dict[str, Tensor]]:
-    whole = np.random.default_rng(3).permutation(np.arange(1024) % 256 - 128)
+def widened_case(
+    dtype: DType, zero: int | None = None
+) -> tuple[KernelIR, dict[str, Tensor]]:  # fmt: skip
+    numbers = np.arange(1024) % 256 - 128 if zero is None else np.arange(1024) % 128
+    whole = np.random.default_rng(3).permutation(numbers)
     tensors = {"w": tensor(whole, i8), "x": random((8, 64), dtype), "y": empty((16, 8), f32)}
-    return record(widened, tensors, 32), tensors
+    return record(widened, tensors, 32, zero=zero), tensors
 
 
 def larger(x: In[storage], z: Out[f32], y: Out[u32]) -> None:
@@ -273,11 +284,12 @@ def test_a_factor_takes_words_as_they_are_stored(dtype: DType) -> None:
 
 
 @HALVES
-def test_integers_become_factors(dtype: DType) -> None:
-    """Every i8, exactly."""
-    ir, tensors = widened_case(dtype)
+@pytest.mark.parametrize("zero", [None, 0, 8, 127])
+def test_integers_become_factors(dtype: DType, zero: int | None) -> None:
+    """Every i8, and all of 0 to 127 less a number, exactly."""
+    ir, tensors = widened_case(dtype, zero)
     on_simulator(ir, tensors, 1)
-    w = tensors["w"].numpy().astype(np.float64).reshape(16, 64)
+    w = tensors["w"].numpy().astype(np.float64).reshape(16, 64) - (zero or 0)
     wanted = w @ tensors["x"].numpy().astype(np.float64).T
     np.testing.assert_allclose(tensors["y"].numpy(), wanted, rtol=1e-5, atol=1e-3)
 
@@ -315,6 +327,7 @@ CASES: dict[str, Callable[[DType], tuple[KernelIR, dict[str, Tensor]]]] = {
     "MK NK": product_case, "KM KN": lambda dtype: product_case(dtype, False, False),
     "loads": lambda dtype: loads_case(dtype, False), "chained": chained_case,
     "loads transposed": lambda dtype: loads_case(dtype, True), "widened": widened_case,
+    "positive": lambda dtype: widened_case(dtype, 0), "less 8": lambda d: widened_case(d, 8),
     "larger": larger_case,
 }  # fmt: skip  # a table
 
@@ -643,6 +656,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "residents": (lambda: ptx.resident(0), "a Python number of groups from 1 to 32, got 0"),
     "groups": (lambda: ptx.cp_async_wait(-1), "a Python number of groups, got -1"),
     "integers": (lambda: ptx.widen_i8(1, f32), "widen_i8 gives f16 or bf16, got f32"),
+    "numbers": (lambda: ptx.widen_u7(1, f32), "widen_u7 gives f16 or bf16, less 0 to 127, got f32"),
+    "zero": (lambda: ptx.widen_u7(1, f16, 128), "less 0 to 127, got f16, 128"),
+    "words of sums": (
+        lambda: ptx.Fragment(f32, (16, 8)).word(0), "words are those of a factor, 0 to 3; got 0",
+    ),
     "pairs": (lambda: ptx.max_pairs(1, 2, f32), "max_pairs takes f16 or bf16, got f32"),
     "values": (lambda: ptx.SharedTile(f16, (8, 8)).store(0, [1.0]), "takes 8 values, got 1"),
 }  # fmt: skip

@@ -418,3 +418,13 @@ def test_factors_that_are_not_finite_are_counted(name: str) -> None:
     weight = weight_of(3, 64)
     weight[0, 3], weight[2, 40] = np.nan, 1e30
     assert quantizers.quantized(ct.asarray(weight, device="cpu"), name)[1].numpy() == 2
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_planes_that_a_device_quantises_have_no_gaps(name: str) -> None:
+    """Rows are as long as in memory of their own: a model takes no more, nothing is copied."""
+    device = ct.device("simulator")
+    weight = ct.asarray(weight_of(5, 96), device=device)
+    tensor, _ = quantizers.quantized(weight, name)
+    for plane in tensor.planes:
+        assert plane.spec == make_spec(plane.shape, plane.dtype, device.caps.row_alignment)

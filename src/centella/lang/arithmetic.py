@@ -81,6 +81,13 @@ def _widen_i8(type_: str, attr: tuple[str, int], word: Array) -> Array:
     return (_pack_f16 if name == "f16" else _pack_bf16)(low, high)
 
 
+def _widen_u7(type_: str, attr: tuple[str, int, int], word: Array) -> Array:
+    name, half, zero = attr
+    pair = [(word >> (16 * half + 8 * i)).astype(np.uint8).astype(np.float32) for i in range(2)]
+    low, high = (x - np.float32(zero) for x in pair)
+    return (_pack_f16 if name == "f16" else _pack_bf16)(low, high)
+
+
 def _halves(kind: str, word: Array) -> list[Array]:
     """The two values of a word of f16 or bf16."""
     if kind == "f16":
@@ -122,6 +129,7 @@ TYPED: dict[str, Callable[..., Any]] = {
     "bitcast": lambda type_, attr, x: x.view(NUMPY[type_]),
     "unpack_f16": _unpack_f16,
     "widen_i8": _widen_i8,
+    "widen_u7": _widen_u7,
     "extract": lambda type_, lane, chunk: chunk[lane],
 }
 REDUCE: dict[str, tuple[np.ufunc, Callable[[np.dtype[Any]], Any]]] = {

@@ -34,6 +34,7 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     fragment_get(t)    fragment_set(t, v)   attr: which register of the thread
     ex2(x)             2 to the x by the target's own function
     widen_i8(w)        attr: (dtype, half); two i8 of a word as f16 or bf16
+    widen_u7(w)        attr: (dtype, half, zero); two numbers of 0 to 127 of a word, less zero
     max_f16(w, v) max_bf16(w, v)   the larger of the lower halves and of the upper ones
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
@@ -105,7 +106,7 @@ CLUSTER = frozenset(
     "cluster cluster_rank cluster_arrive cluster_wait cluster_load cluster_store".split()
 )
 FROM_90 = CLUSTER | BARRIERS | {"stmatrix", "launch_dependents", "await_launches"}  # and later
-AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8"}
+AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8", "widen_u7"}
 AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines", "grid", "grid_barrier"}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
 ATOMICS = "add min max and or xor exchange compare_exchange".split()
@@ -137,7 +138,7 @@ COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
-    "groups lane subgroup_size param grid warpgroup cluster_rank ex2 widen_i8 max_f16 "
+    "groups lane subgroup_size param grid warpgroup cluster_rank ex2 widen_i8 widen_u7 max_f16 "
     "max_bf16".split()
 )
 

@@ -83,7 +83,7 @@ def _q8_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
     odd = eq(remainder(down, 2), 1)
     near = where((rest > 0.5) | (eq(rest, 0.5) & odd), down + 1, down)
     numbers = where(steps < 0.0, -near, near).astype("i8")
-    return numbers.reshape(n, count * BLOCK), factor.astype("f16").reshape(n, count)
+    return numbers.reshape(n, count * BLOCK), factor.reshape(n, count).astype("f16")
 
 
 def _q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ def _q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
     numbers = clip(blocks * _inverse(factor) + 8.5, 0.0, 15.5).astype("i32")
     half = BLOCK // 2
     stored = (numbers[..., :half] + numbers[..., half:] * 16).astype("u8")
-    return stored.reshape(n, count * half), factor.astype("f16").reshape(n, count)
+    return stored.reshape(n, count * half), factor.reshape(n, count).astype("f16")
 
 
 def _inverse(factor: Tensor) -> Tensor:

@@ -137,7 +137,8 @@ def _widen_i8(w: Writer, i: int, statement: Statement) -> None:
     """Two bytes of a word as f16 or bf16, exactly.
 
     f16: b + 128 in the last bits of 1024, less 1152. bf16, whose 128 has 7 bits to spare: the low 7
-    of b as 128 + low, less 128, or less 256 where b is negative (0xC380 is -256).
+    of b as 128 + low, less 128, or less 256 where b is negative (0xC380 is -256). What is taken
+    away has the bits of b that the first has not: one operation of both, without a mask.
     """
     (word,), (kind, half) = statement[2], statement[3]
     source = w.in_register(word)
@@ -148,14 +149,29 @@ def _widen_i8(w: Writer, i: int, statement: Statement) -> None:
         offset = w.fixed_register("%offset", "b32", "mov.b32 %offset, 0x64806480;")
         w.emit(f"sub.rn.f16x2 {w.result(i)}, {bytes_}, {offset};")
         return
-    bytes_, low, sign, less, more = (w.new("%r") for _ in range(5))
+    bytes_, low, left, less, more = (w.new("%r") for _ in range(5))
     w.emit(f"prmt.b32 {bytes_}, {source}, 0, {'0x4342' if half else '0x4140'};")
     w.emit(f"and.b32 {low}, {bytes_}, 0x007F007F;")
     w.emit(f"or.b32 {more}, {low}, 0x43004300;")
-    w.emit(f"and.b32 {sign}, {bytes_}, 0x00800080;")
-    w.emit(f"or.b32 {less}, {sign}, 0xC300C300;")
+    w.emit(f"xor.b32 {left}, {bytes_}, {more};")
+    w.emit(f"xor.b32 {less}, {left}, 0x80008000;")
     one = w.fixed_register("%one", "b32", "mov.b32 %one, 0x3F803F80;")
     w.emit(f"fma.rn.bf16x2 {w.result(i)}, {more}, {one}, {less};")
+
+
+def _widen_u7(w: Writer, i: int, statement: Statement) -> None:
+    """Two bytes below 128 as f16 or bf16: in the last bits of 1024 or 128, less that and `zero`."""
+    (word,), (kind, half, zero) = statement[2], statement[3]
+    high, first = ("0x64646464", 0x6400) if kind == "f16" else ("0x43434343", 0xC300)
+    bits = (first + zero) * 0x10001  # of 1024 + zero, of -128 - zero
+    bytes_, selector = w.new("%r"), "0x4342" if half else "0x4140"
+    w.emit(f"prmt.b32 {bytes_}, {w.in_register(word)}, {high}, {selector};")
+    less = w.fixed_register(f"%zero{zero}", "b32", f"mov.b32 %zero{zero}, {bits:#010x};")
+    if kind == "f16":
+        w.emit(f"sub.rn.f16x2 {w.result(i)}, {bytes_}, {less};")
+        return
+    one = w.fixed_register("%one", "b32", "mov.b32 %one, 0x3F803F80;")
+    w.emit(f"fma.rn.bf16x2 {w.result(i)}, {bytes_}, {one}, {less};")
 
 
 RULES: dict[str, Rule] = {
@@ -163,4 +179,5 @@ RULES: dict[str, Rule] = {
     "bitcast": _convert, "div": _divide, "rem": _divide, "shl": _shift, "shr": _shift,
     "minn": _nan_extreme, "maxn": _nan_extreme, "select": _select, "eq": _equal,
     "unpack_f16": _unpack_f16, "pack_f16": _pack, "pack_bf16": _pack, "widen_i8": _widen_i8,
+    "widen_u7": _widen_u7,
 }  # fmt: skip  # a table

@@ -1,8 +1,8 @@
 """What NVIDIA GPUs alone can do, for kernels (PTX ISA): a kernel that uses it has no WGSL.
 
-`Fragment`, `SharedTile`, `mma_sync`, `ldmatrix`, `widen_i8`, `cp_async` and its groups from
-sm_80 on; `stmatrix` and clusters from sm_90 on; warpgroups, memory barriers and the copy engine on
-sm_90a (docs/kernel-language.md, "PTX alone").
+`Fragment`, `SharedTile`, `mma_sync`, `ldmatrix`, `widen_i8`, `widen_u7`, `cp_async` and its groups
+from sm_80 on; `stmatrix` and clusters from sm_90 on; warpgroups, memory barriers and the copy
+engine on sm_90a (docs/kernel-language.md, "PTX alone").
 """
 
 from centella.lang.ptx.bulk import (
@@ -37,6 +37,7 @@ from centella.lang.ptx.intrinsics import (
     resident,
     stmatrix,
     widen_i8,
+    widen_u7,
 )
 from centella.lang.ptx.tiles import Fragment, SharedTile
 from centella.lang.ptx.warpgroups import (
@@ -58,5 +59,5 @@ __all__ = [
     "launch_dependents", "ldmatrix", "max_pairs", "mma_sync", "resident", "role", "stmatrix",
     "tma_load", "tma_store", "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier",
     "warpgroup_uniform", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_held", "wgmma_wait",
-    "widen_i8",
+    "widen_i8", "widen_u7",
 ]  # fmt: skip  # a table

@@ -65,6 +65,24 @@ def widen_i8(word: Value, dtype: DType) -> tuple[Expr, Expr]:
     return low, high
 
 
+def widen_u7(word: Value, dtype: DType, zero: int = 0) -> tuple[Expr, Expr]:
+    """The four numbers of 0 to 127 of a word, less `zero`, as `widen_i8` gives those of i8.
+
+    Exact. PTX ISA, as for `widen_i8`; sm_80. With no sign to part from the rest, two instructions
+    for two elements in either dtype. The highest bit of each byte is 0.
+
+    Raises:
+        TraceError: for another dtype, or unless `zero` is a Python number from 0 to 127.
+    """
+    number: Any = zero
+    if dtype not in HALVES or not isinstance(number, int) or not 0 <= number < 128:
+        raise TraceError(f"widen_u7 gives f16 or bf16, less 0 to 127, got {dtype.name}, {zero!r}")
+    t = current()
+    bits = expr_of(t, word, "u32")
+    low, high = (t.pure("widen_u7", "u32", (bits,), (dtype.name, half, zero)) for half in range(2))
+    return low, high
+
+
 def max_pairs(a: Value, b: Value, dtype: DType) -> Expr:
     """The larger of two f16 or bf16 as they are stored, and of the two beside them: a word of two.
 

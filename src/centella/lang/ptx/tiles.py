@@ -133,6 +133,20 @@ class Fragment:
             return value
         return tuple(unpack(t, value, self.dtype, half) for half in range(2))
 
+    def word(self, register: int) -> Expr:
+        """A register of a factor as it is: u32, two elements, or what else was loaded there.
+
+        Raises:
+            TraceError: for a register that there is not, or of sums.
+        """
+        if register not in range(self.registers) or self.dtype is f32:
+            raise TraceError(
+                f"words are those of a factor, 0 to {self.registers - 1}; got {register!r}"
+            )
+        t, handle = current(), self.handle
+        t.check((handle,))
+        return t.result(t.emit("fragment_get", "u32", (handle.id,), register), "u32", False)
+
     def __setitem__(self, register: int, value: Value | tuple[Value, ...]) -> None:
         """Write a register of this thread: of sums the element at `place(register)`, f32.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from centella.ops.matmul.problem import THIN, LinearAttrs, MatmulAttrs, Problem
 from centella.ops.matmul.product import Product
 from centella.ops.quant.dequantize import DEQUANTIZE, DequantizeAttrs
 from centella.ops.quant.kernels import on_chunks, thin_linear
+from centella.ops.quant.streamed import STREAMED_BLOCKS
 from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, Spec, make_spec
 
@@ -98,7 +100,8 @@ def _dequantized(form: Form[LinearAttrs], fits: bool, caps: Caps) -> Lowered:
     return first + _linear(dense, caps).within(indices, count + 1 + len(first.temporaries))
 
 
-PLANES: tuple[Variant[Form[LinearAttrs], bool], ...] = (
+PLANES: tuple[Variant[Form[LinearAttrs], Any], ...] = (
+    STREAMED_BLOCKS,
     Variant("planes", _few_rows, _as_planes),
     DEQUANTIZED := Variant("dequantized", always, _dequantized),
 )

@@ -54,12 +54,12 @@ def stream_of(
     return ring_of(tile, problem, halves, kept, caps)
 
 
-def outputs_of(problem: Problem, y: DType, halves: int) -> int:
+def outputs_of(problem: Problem, y: DType, halves: int, most: int = MOST_ROWS) -> int:
     """Outputs of a block, so many that the busiest group has the fewest, in few blocks.
 
     What ends a block is counted as another output.
     """
-    every = range(EIGHT // halves, MOST_ROWS // halves + 1, y.per_word)
+    every = range(EIGHT // halves, most // halves + 1, y.per_word)
     return min(every, key=lambda rows: (_turns(problem.n, rows) * (rows + 1), -rows))
 
 
@@ -96,14 +96,14 @@ def _steps(problem: Problem, tile: Stream) -> int:
     return -(-problem.k // tile.columns)
 
 
-def blocks_of(problem: Problem, tile: Stream) -> int:
-    """Blocks of outputs."""
-    return -(-problem.n // tile.rows)
+def blocks_of(problem: Problem, rows: int) -> int:
+    """Blocks of so many outputs."""
+    return -(-problem.n // rows)
 
 
-def groups_of(problem: Problem, tile: Stream) -> int:
+def groups_of(problem: Problem, rows: int) -> int:
     """Groups with equal numbers of blocks."""
-    return -(-blocks_of(problem, tile) // _turns(problem.n, tile.rows))
+    return -(-blocks_of(problem, rows) // _turns(problem.n, rows))
 
 
 def _tile(product: Product, caps: Caps) -> Stream | None:
@@ -120,14 +120,14 @@ def _launches(
     product: Product, tile: Stream, caps: Caps, kind: str = "", scalars: Scalars = ()
 ) -> Lowered:
     """The launch."""
-    problem, groups = product.problem, groups_of(product.problem, tile)
+    problem, groups = product.problem, groups_of(product.problem, tile.rows)
     constants = (
         ("activation", product.activation), ("depth", problem.k), ("gated", product.gated),
         ("kind", kind), ("tile", tile),
     )  # fmt: skip
     own: Scalars = (
         ("n", problem.n), ("k", problem.k), ("ldw", problem.ldb), ("half", problem.n),
-        ("rows", product.specs[1].shape[0]), ("blocks", blocks_of(problem, tile)),
+        ("rows", product.specs[1].shape[0]), ("blocks", blocks_of(problem, tile.rows)),
         ("alpha", product.alpha), ("ldr", product.residual_pitch), *scalars,
     )  # fmt: skip
     names = ("x", "w", *product.names)

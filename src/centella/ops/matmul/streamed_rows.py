@@ -49,19 +49,29 @@ class _Rows:
         self.map = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
 
 
-class _Sums:
-    """What the warps of a group leave of a block: a line of outputs for each row of x and warp."""
+class Sums:
+    """What the warps of a group leave of a block, for each row of x a line of outputs.
 
-    def __init__(self, tile: Stream, halves: int) -> None:
-        self.rows, self.pitch = EIGHT * tile.eights, DEPTH * tile.sixteens(halves) + PAD
-        self._memory = lang.shared(f32, WARPS * self.rows * self.pitch)
+    Args:
+        parts: warps that add up the same outputs; rows: of x; pitch: from line to line.
+    """
 
-    def leave(self, sums: list[list[list[Any]]], warp: Any, lane: Any) -> None:
-        """Write a warp's fragments: [sixteen][eight][chain]."""
-        start = (warp * self.rows + lane % QUAD * 2) * self.pitch + lane // QUAD
+    def __init__(self, parts: int, rows: int, pitch: int) -> None:
+        self.parts, self.rows, self.pitch = parts, rows, pitch
+        self._memory = lang.shared(f32, parts * rows * pitch)
+
+    def leave(
+        self, sums: list[list[list[Any]]], part: Any, lane: Any, first: Any = 0,
+        narrow: bool = False,
+    ) -> None:  # fmt: skip
+        """Write a warp's fragments, [sixteen][eight][chain], of outputs from `first` on.
+
+        `narrow`: the last sixteen has eight outputs.
+        """
+        start = (part * self.rows + lane % QUAD * 2) * self.pitch + (lane // QUAD + first)
         for i, line in enumerate(sums):
             for e, chains in enumerate(line):
-                for register in range(4):
+                for register in range(2 if narrow and i == len(sums) - 1 else 4):
                     total = chains[0][register]
                     for fragment in chains[1:]:
                         total = total + fragment[register]
@@ -70,10 +80,10 @@ class _Sums:
                     self._memory[start + at] = total
 
     def total(self, row: Any, output: Any) -> Any:
-        """What all warps have of an output."""
+        """What all parts have of an output."""
         at = row * self.pitch + output
         whole = self._memory[at]
-        for i in range(1, WARPS):
+        for i in range(1, self.parts):
             whole = whole + self._memory[at + i * (self.rows * self.pitch)]
         return whole
 
@@ -85,7 +95,8 @@ def _streamed_rows(
     lang.ptx.resident(2)
     halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
-    rows, sums = _Rows(tile, x), _Sums(tile, halves)
+    rows = _Rows(tile, x)
+    sums = Sums(WARPS, EIGHT * tile.eights, DEPTH * tile.sixteens(halves) + PAD)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
         _produce(shared, rows)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
@@ -130,7 +141,7 @@ def _produce(shared: Shares, rows: _Rows) -> None:
 
 
 def _consume(
-    shared: Shares, rows: _Rows, sums: _Sums, gated: bool, activation: str, y: Any,
+    shared: Shares, rows: _Rows, sums: Sums, gated: bool, activation: str, y: Any,
     extra: dict[str, Any],
 ) -> None:  # fmt: skip
     tile = shared.tile
@@ -173,23 +184,23 @@ def _consume(
             ring.advance()
         sums.leave(kept, warp, lane)
         meet(shared, turn)
-        _store(shared, sums, block, me, gated, activation, y, extra)
+        store(shared, sums, block, me, gated, activation, y, extra)
         meet(shared, turn)  # sums are written anew
 
 
-def _store(
-    shared: Shares, sums: _Sums, block: Any, me: Any, gated: bool, activation: str, y: Any,
-    extra: dict[str, Any],
+def store(
+    shared: Any, sums: Sums, block: Any, me: Any, gated: bool, activation: str, y: Any,
+    extra: dict[str, Any], threads: int = CONSUMERS,
 ) -> None:  # fmt: skip
     """Add up the warps' sums, and store a word of outputs a thread."""
     tile, p, per = shared.tile, shared.p, y.dtype.per_word
     first, across = block * tile.rows, tile.rows // per
     items = sums.rows * across
-    for base in range(0, items, CONSUMERS):
+    for base in range(0, items, threads):
         item = me + base
         row, offset = item // across, item % across * per
         inside = (row < lang.parameter("m", u32)) & (first + offset < p["n"])
-        with lang.if_(inside & (item < items) if base + CONSUMERS > items else inside):
+        with lang.if_(inside & (item < items) if base + threads > items else inside):
             finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
             out = [
                 sums.total(row, offset + j + half * tile.height)
@@ -223,10 +234,10 @@ def _launches(product: Product, tile: Stream, caps: Caps) -> Lowered:
     scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("ldx", problem.lda),
         ("ldw", problem.ldb), ("ldy", problem.ldy), ("half", problem.n),
-        ("rows", product.specs[1].shape[0]), ("blocks", blocks_of(problem, tile)),
+        ("rows", product.specs[1].shape[0]), ("blocks", blocks_of(problem, tile.rows)),
         ("alpha", product.alpha), ("ldr", product.residual_pitch),
     )  # fmt: skip
-    names, groups = ("x", "w", *product.names), groups_of(problem, tile)
+    names, groups = ("x", "w", *product.names), groups_of(problem, tile.rows)
     return Lowered((launch(kernel, product, names, scalars, constants, groups, kernel.workgroup),))
 
 

@@ -18,6 +18,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.specs import Shape, Spec
 
 CHUNK = 16  # bytes of the first plane in a step
+RUN, GROUP = 128, 32  # numbers of a run; that have one factor at least
 SYMBOLS = "wstuv"  # planes in the kernel of products, and in the names of their pitches, `ldw`
 
 
@@ -77,6 +78,43 @@ def scale_and_low(at: Place) -> tuple[Any, Any | None]:
     return at.value(names.index("scale")), low
 
 
+class Run(Struct, frozen=True, eq=False):
+    """RUN neighbouring numbers of a row, whose other planes lie in shared memory.
+
+    Attributes:
+        number: runs before it in the row.
+        values: `values(plane, word)`: the elements of a word of the row of a plane.
+    """
+
+    number: Any
+    values: Callable[[int, Any], list[Any]]
+
+
+class Cores(Struct, frozen=True, eq=False):
+    """How tensor cores take the numbers of a format, each 32 with a factor.
+
+    Attributes:
+        numbers: `numbers(word)`: of a word of stored bytes, words of four numbers in bytes: they
+            themselves, or their low halves, then the high ones.
+        factors: `factors(run)`: of each 32 the factor, and what is added, or None.
+        zero: what these numbers, of 0 to 127, are more than they stand for; None: they are i8.
+    """
+
+    numbers: Callable[[Any], list[Any]]
+    factors: Callable[[Run], list[tuple[Any, Any | None]]]
+    zero: int | None
+
+
+def factors_of_blocks(run: Run, low: bool) -> list[tuple[Any, Any | None]]:
+    """Of blocks of 32 what the plane behind the numbers has, and with `low` the next one."""
+    planes = range(1, 3 if low else 2)
+    scales, *lows = (
+        [v for word in range(2) for v in run.values(plane, run.number * 2 + word)]
+        for plane in planes
+    )
+    return [(scale, lows[0][i] if lows else None) for i, scale in enumerate(scales)]
+
+
 class Format(Struct, frozen=True, eq=False):
     """A quantised format.
 
@@ -97,6 +135,7 @@ class Format(Struct, frozen=True, eq=False):
             their products with it, or None; default: what the planes "scale" and "low" have.
         outs: outputs of a thread of the product of few rows, where its numbers need so many
             registers that more would spill; 0: as many as those of bytes.
+        cores: how tensor cores take it, where they do. The factors' planes are 16-bit then.
     """
 
     name: str
@@ -109,6 +148,7 @@ class Format(Struct, frozen=True, eq=False):
     few: Callable[[list[Any], int, Place], list[Any]] | None = None
     factors: Callable[[Place], tuple[Any, Any | None]] = scale_and_low
     outs: int = 0
+    cores: Cores | None = None
 
     def __repr__(self) -> str:
         return f"centella.{self.name}"

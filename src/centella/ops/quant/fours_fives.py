@@ -12,7 +12,7 @@ import numpy as np
 
 from centella.dtypes import Array, u8, u32
 from centella.lang.values import Expr
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Cores, Format, Place, Plane, factors_of_blocks
 from centella.ops.quant.host import (
     above_least,
     bit_words,
@@ -27,7 +27,7 @@ from centella.ops.quant.host import (
     scaled,
     unpacked,
 )  # fmt: skip
-from centella.ops.quant.numbers import few_fives, fives, halves, less, nibbles
+from centella.ops.quant.numbers import few_fives, fives, halves, halves_of_bytes, less, nibbles
 
 BLOCK = 32
 
@@ -74,9 +74,10 @@ def _format(bits: int, least: bool) -> Format:
         planes.insert(1, Plane("high", "fifth bits", u32, 1))
     if least:
         planes.append(Plane("low", "least values", None, 1))
+    cores = Cores(halves_of_bytes, lambda run: factors_of_blocks(run, low=least), zero)
     return Format(
         f"q{bits}_{int(least)}", BLOCK, tuple(planes), numbers_of, decode, encode, from_blocks,
-        few=few, outs=2 if fifth and least else 0,
+        few=few, outs=2 if fifth and least else 0, cores=None if fifth else cores,
     )  # fmt: skip
 
 

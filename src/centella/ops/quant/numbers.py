@@ -10,6 +10,7 @@ from centella.lang.values import Expr, Operand
 
 MAGIC = 0x4B000000  # the bits of 2^23, whose last bits a small number may take
 MAGIC_VALUE = 8388608.0
+LOW = 0x0F0F0F0F  # the low halves of bytes
 FLIP = 0x80808080  # makes four i8 into u8 that are 128 more
 
 
@@ -38,6 +39,11 @@ def bytes_of(words: list[Expr]) -> list[Expr]:
 def nibbles(words: list[Expr], zero: int) -> list[Expr]:
     """The low halves of bytes, then the high ones, less `zero`, as f32."""
     return [field(w, 8 * j + half, 15, zero) for half in (0, 4) for w in words for j in range(4)]
+
+
+def halves_of_bytes(word: Operand) -> list[Expr]:
+    """The low halves of bytes, then the high ones, in bytes of a word each."""
+    return [word & LOW, word >> 4 & LOW]
 
 
 def fives(words: list[Expr], high: Operand, zero: int) -> list[Expr]:

@@ -7,15 +7,17 @@ first 16 are in the low halves of bytes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, u8
 from centella.lang.values import Expr
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Cores, Format, Place, Plane, Run
 from centella.ops.quant.host import fields, in_blocks, scaled, unpacked
-from centella.ops.quant.numbers import halves, less, nibbles
+from centella.ops.quant.numbers import halves, halves_of_bytes, less, nibbles, small
 
 BLOCK, GROUP = 256, 32
 
@@ -48,6 +50,17 @@ def factors_of(at: Place) -> tuple[Expr, Expr]:
     return scale, -(at.value(factors, 1) * lang.cast(at.value(levels, group + 8), f32))
 
 
+def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
+    """For tensor cores: those of four groups, half of a block."""
+    block, half = run.number // 2, run.number % 2
+    scale, least = run.values(2, block)
+    levels, lows = (run.values(1, block * 4 + half + at) for at in (0, 2))
+    return [
+        (scale * small(level, 0), -(least * small(low, 0)))
+        for level, low in zip(levels, lows, strict=True)
+    ]
+
+
 def decode(stored: Array, levels: Array, factors: Array) -> Array:
     """number x factor - least."""
     return decode_levels(unpacked(stored, GROUP), levels, factors)
@@ -65,4 +78,5 @@ Q4_K: Format = Format(
      Plane("factors", "their factors", None, 2)),
     lambda words, at: nibbles(words, 0), decode, None, from_blocks,
     few=lambda values, half, at: less(halves(values, half), 0.0), factors=factors_of, outs=2,
+    cores=Cores(halves_of_bytes, factors_of_run, 0),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from centella.dtypes import Array, i8
-from centella.ops.quant.format import Format, Plane
+from centella.ops.quant.format import Cores, Format, Plane, factors_of_blocks
 from centella.ops.quant.host import fields, furthest, in_blocks, inverse, matrix, rounded, scaled
 from centella.ops.quant.numbers import bytes_of, less
 
@@ -37,4 +37,5 @@ Q8_0: Format = Format(
     "q8_0", BLOCK, (Plane("stored", "numbers", i8, 32), Plane("scale", "factors", None, 1)),
     lambda words, at: bytes_of(words), decode, encode, from_blocks,
     few=lambda values, half, at: less(values, 0.0),
+    cores=Cores(lambda word: [word], lambda run: factors_of_blocks(run, low=False), None),
 )  # fmt: skip

@@ -1,0 +1,449 @@
+"""The product of up to 16 rows with a quantised weight that the copy engine brings (sm_90a).
+
+    y[m, n] = f(alpha (x[m, :] . W[n, :]) + bias[n]) + residual[m, n]
+
+As `matmul/streamed_rows.py`. One thread has tiles of stored bytes copied into a ring, before the
+launches before this one are over, one has rows of x copied there once they are. The other planes of
+a block of outputs lie one behind the other in memory; two warps copy them, a block ahead. Of the
+consumers four warps share the columns of a stage, two of these teams its rows. They turn bytes into
+the dtype of x, exactly, which is the first factor of `mma.sync`; rows of x are columns of the
+second. A sum of 32 products is multiplied by its factor and added in f32. What a format adds to its
+numbers times a factor is multiplied by the sum of x, which is the product with ones.
+
+Of four neighbouring bytes, which a thread has of a row, the first two are neighbours in a factor
+and the last two; x is read in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from centella import lang
+from centella.dtypes import bf16, f16, f32, u32
+from centella.emit.program import Call, Kernel, Ref
+from centella.lang.memory import Argument
+from centella.op.op import Form, Lowered
+from centella.op.variant import Variant
+from centella.ops.kernel_params import signature
+from centella.ops.layout import flat, rows_of
+from centella.ops.matmul.problem import THIN, LinearAttrs, Problem, aligned
+from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
+from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT, WARPGROUP
+from centella.ops.matmul.streamed_rows import PAD, Sums, store
+from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores, Format, Run
+from centella.ops.quant.table import FORMATS
+from centella.ops.ring import Ring
+from centella.ops.rows import QUAD, WARP
+from centella.specs import Caps, Spec
+
+COPIERS = WARPGROUP - 2 * WARP  # threads that bring the other planes
+AT_ONCE = 4  # chunks that each of them has under way
+ACROSS, TEAMS = 4, 2  # warps that share a stage's columns, a run each; its rows
+WARPS = ACROSS * TEAMS
+CONSUMERS = WARPS * WARP
+COLUMNS = ACROSS * RUN  # of x, of a stage
+MOST_ROWS = TEAMS * DEPTH  # of a stage
+ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # two
+Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
+
+
+class BlockStream(Struct, frozen=True):
+    """How a group works: outputs of a block, stages of the ring, eights of rows of x."""
+
+    rows: int
+    stages: int
+    eights: int
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile in shared memory: whole patterns."""
+        return -(-self.rows // EIGHT) * EIGHT
+
+    @property
+    def lines(self) -> int:
+        """Rows of a team: eight or sixteen."""
+        return -(-self.height // (TEAMS * EIGHT)) * EIGHT
+
+
+class _Shared:
+    """What all roles see: the ring of stored bytes and of x, the other planes, barriers, sizes."""
+
+    def __init__(
+        self, tile: BlockStream, kind: Format, depth: int, beside: Beside, x: Any, w: Any,
+        planes: list[Any],
+    ) -> None:  # fmt: skip
+        self.tile, self.kind, self.depth = tile, kind, depth
+        self.halves = 1
+        self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in (
+            "m", "n", "k", "width", "ldx", "ldw", "blocks")}  # fmt: skip
+        self.words = COLUMNS // (2 * per_byte(kind))  # elements of 16 bits
+        self.steps = -(-depth // COLUMNS)
+        self.ring = lang.ptx.SharedTile(x.dtype, (tile.stages, tile.height, self.words))
+        extents = (self.p["width"], self.p["n"])
+        self.map = lang.ptx.TensorMap(w, self.ring, extents, (self.p["ldw"],), tile.rows)
+        self.rows = lang.ptx.SharedTile(x.dtype, (tile.stages, EIGHT * tile.eights, COLUMNS))
+        extents = (self.p["k"], self.p["m"])
+        self.of_x = lang.ptx.TensorMap(x, self.rows, extents, (self.p["ldx"],))
+        self.planes = [
+            _Beside(plane, tile.rows, *layout) for plane, layout in zip(planes, beside, strict=True)
+        ]
+        self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
+        self.told, self.read = lang.ptx.Barriers(2), lang.ptx.Barriers(2)  # of the other planes
+        self.met = lang.ptx.Barriers(1)
+        with lang.if_(lang.local_id() == 0):
+            for stage in range(tile.stages):
+                self.full.init(stage, 2)
+                self.empty.init(stage, WARPS)
+            for slot in range(2):
+                self.told.init(slot, COPIERS)
+                self.read.init(slot, WARPS)
+            self.met.init(0, CONSUMERS)
+            lang.ptx.init_fence()
+        lang.barrier()
+
+    def blocks(self) -> Any:
+        """The blocks of this group."""
+        return lang.range(lang.group_id(), self.p["blocks"], lang.num_groups())
+
+
+class _Beside:
+    """A plane of two blocks of outputs in shared memory, row after row.
+
+    Args:
+        pitch: words of a row.
+        whole: rows start on 16 bytes, and are copied in chunks; else element by element.
+    """
+
+    def __init__(self, plane: Any, rows: int, pitch: int, whole: bool) -> None:
+        self.plane, self.rows, self.pitch, self.whole = plane, rows, pitch, whole
+        self._memory = lang.shared(u32, 2 * rows * pitch)
+
+    def copy(self, me: Any, block: Any, slot: Any, count: Any) -> None:
+        """Bring the rows of a block, of which there are `count` in all; then the last one again."""
+        step, per = 4 if self.whole else 1, self.plane.dtype.per_word
+        last = count * (self.pitch // step) - 1
+        first, every = block * (self.rows * self.pitch // step), self.rows * self.pitch // step
+        for at in lang.range(me, lang.const(every, u32), COPIERS * AT_ONCE):
+            several = [at + COPIERS * i for i in range(AT_ONCE)]
+            loaded = [self._load(lang.minimum(first + i, last) * (step * per)) for i in several]
+            for i, words in zip(several, loaded, strict=True):
+                with lang.if_(i < every):
+                    self._store(slot * (self.rows * self.pitch) + i * step, words)
+
+    def _load(self, element: Any) -> list[Any]:
+        """The words from an element on: four, or one."""
+        if self.whole:
+            return list(self.plane.load_bits(element))
+        return list(self.plane.pack([self.plane[element + e] for e in range(2)]))
+
+    def _store(self, at: Any, words: list[Any]) -> None:
+        if self.whole:
+            self._memory.store(at, words)
+        else:
+            self._memory[at] = words[0]
+
+    def start(self, slot: Any) -> Any:
+        """Where the first row begins, in words."""
+        return slot * (self.rows * self.pitch)
+
+    def values(self, word: Any) -> list[Any]:
+        """The elements of a word."""
+        return list(self.plane.unpack([self._memory[word]]))
+
+
+def per_byte(kind: Format) -> int:
+    """Numbers of a byte."""
+    return kind.block // kind.planes[0].length
+
+
+def _streamed_blocks(
+    *, tile: BlockStream, format: str, depth: int, beside: Beside, activation: str,
+    x: Argument, w: Argument, y: Argument, **operands: Argument,
+) -> None:  # fmt: skip
+    kind = FORMATS[format]
+    lang.ptx.resident(1)
+    planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
+    shared = _Shared(tile, kind, depth, beside, x, w, planes)
+    sums = Sums(ACROSS, EIGHT * tile.eights, TEAMS * tile.lines + PAD)
+    with lang.ptx.role(0, WARPGROUP):
+        with lang.if_(lang.local_id() == 0):
+            _bring_weights(shared)
+        with lang.if_(lang.local_id() == WARP):
+            _bring_rows(shared)
+        with lang.if_(lang.local_id() >= 2 * WARP):
+            _copy(shared)
+    with lang.ptx.role(WARPGROUP, CONSUMERS):
+        _consume(shared, sums, activation, y, operands)
+
+
+def _bring_weights(shared: _Shared) -> None:
+    """Have all tiles of stored bytes copied, as stages become free: nobody writes weights."""
+    tile, ring = shared.tile, Ring(shared.tile.stages)
+    for block in shared.blocks():
+        for step in lang.range(lang.const(shared.steps, u32)):
+            stage = ring.stage.get()
+            shared.empty.wait(stage, ring.parity ^ 1)
+            shared.full.expect(stage, lang.const(2 * tile.rows * shared.words, u32))
+            at = (step * shared.words, block * tile.rows)
+            lang.ptx.tma_load(shared.map, at, stage, shared.full, stage)
+            ring.advance()
+    lang.ptx.launch_dependents()
+
+
+def _bring_rows(shared: _Shared) -> None:
+    """The same of rows of x, once they are there."""
+    tile, ring = shared.tile, Ring(shared.tile.stages)
+    lang.ptx.await_launches()
+    for _ in shared.blocks():
+        for step in lang.range(lang.const(shared.steps, u32)):
+            stage = ring.stage.get()
+            shared.empty.wait(stage, ring.parity ^ 1)
+            shared.full.expect(stage, lang.const(2 * EIGHT * tile.eights * COLUMNS, u32))
+            at = (step * COLUMNS, lang.const(0, u32))
+            lang.ptx.tma_load(shared.of_x, at, stage, shared.full, stage)
+            ring.advance()
+
+
+def _copy(shared: _Shared) -> None:
+    """Bring the other planes of block after block, two ahead at most."""
+    me, ring = lang.local_id() - 2 * WARP, Ring(2)
+    for block in shared.blocks():
+        slot = ring.stage.get()
+        shared.read.wait(slot, ring.parity ^ 1)
+        for plane in shared.planes:
+            plane.copy(me, block, slot, shared.p["n"])
+        shared.told.arrive(slot)
+        ring.advance()
+
+
+class _Consumer:
+    """A warp: its share of a stage's columns and rows, and where it is in both rings."""
+
+    def __init__(self, shared: _Shared) -> None:
+        self.shared, tile = shared, shared.tile
+        me = lang.local_id() - WARPGROUP
+        self.lane, warp = me % WARP, me // WARP
+        self.part, self.first = warp % ACROSS, warp // ACROSS * tile.lines
+        self.halves = tile.lines // EIGHT
+        self.ring, self.beside = Ring(tile.stages), Ring(2)
+        dtype = shared.ring.dtype
+        row = lang.minimum(self.first + self.lane % tile.lines, tile.rows - 1)
+        column = self.part * (RUN // per_byte(shared.kind) // CHUNK)
+        self.start: Any = shared.ring.chunk(row, column + self.lane // tile.lines % 2)
+        self.of_x = [
+            shared.rows.chunk(
+                self.lane // QUAD + e * EIGHT,
+                self.part * (RUN // EIGHT) + self.lane % QUAD // 2,
+            )
+            for e in range(tile.eights)
+        ]
+        self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.halves == 2 else (16, 8))
+        self.height = lang.ptx.Fragment(dtype, (16, 16))
+        self.ones = lang.ptx.Fragment(dtype, (16, 16))
+        for register in range(4):
+            self.ones[register] = lang.const(ONES[dtype], u32)
+        self.widths = [[lang.ptx.Fragment(dtype, (16, 8)) for _ in range(tile.eights)]
+                       for _ in range(2)]  # fmt: skip
+        self.products, self.of_ones, self.kept = (
+            [lang.ptx.Fragment(f32, (16, 8)) for _ in range(tile.eights)] for _ in range(3)
+        )
+
+    def block(self, block: Any) -> None:
+        """The sums of a block."""
+        shared = self.shared
+        for fragment in self.kept:
+            fragment.fill(0.0)
+        slot = self.beside.stage.get()
+        shared.told.wait(slot, self.beside.parity)
+        begins = [plane.start(slot) for plane in shared.planes]
+        for step in lang.range(lang.const(shared.steps, u32)):
+            stage = self.ring.stage.get()
+            shared.full.wait(stage, self.ring.parity)
+            self._run(begins, step * ACROSS + self.part, stage)
+            with lang.if_(self.lane == 0):
+                shared.empty.arrive(stage)
+            self.ring.advance()
+        with lang.if_(self.lane == 0):
+            shared.read.arrive(slot)
+        self.beside.advance()
+
+    def _run(self, begins: list[Any], number: Any, stage: Any) -> None:
+        """RUN columns, of which so many come before; past the last ones x is 0."""
+        shared, cores = self.shared, self.shared.kind.cores
+        assert cores is not None
+        number = lang.minimum(number, shared.depth // RUN - 1)
+        factors = [cores.factors(self._beside(begins, number, half)) for half in range(self.halves)]
+        groups: list[list[tuple[Any, Any]]] = []  # words of each half, of the next groups
+        for group in range(RUN // GROUP):
+            if not groups:
+                chunk = 2 * (group // per_byte(shared.kind))
+                at = shared.ring.right(self.start, chunk) + shared.ring.at_stage(stage)
+                groups = self._words(at, cores)
+            self._take_x(stage, group)
+            self._multiply(groups.pop(0), [line[group] for line in factors], cores)
+
+    def _beside(self, begins: list[Any], number: Any, half: int) -> Run:
+        """What the other planes have for a run of this thread's row of a half."""
+        planes = self.shared.planes
+        row = self.first + (self.lane // QUAD + half * EIGHT)
+        row = lang.minimum(row, self.shared.tile.rows - 1)
+        starts = [b + row * plane.pitch for b, plane in zip(begins, planes, strict=True)]
+        return Run(number, lambda p, word: planes[p - 1].values(starts[p - 1] + word))
+
+    def _words(self, at: Any, cores: Cores) -> list[list[tuple[Any, Any]]]:
+        """Of two chunks, by group: of each half the first and the last sixteen numbers."""
+        lang.ptx.ldmatrix(self.shared.ring, at, self.stored)
+        halves = []
+        for half in range(self.halves):
+            chunks = (cores.numbers(self.stored.word(half + self.halves * c)) for c in range(2))
+            words = [word for chunk in chunks for word in chunk]
+            halves.append(list(zip(words[::2], words[1::2], strict=True)))
+        return [list(group) for group in zip(*halves, strict=True)]
+
+    def _take_x(self, stage: Any, group: int) -> None:
+        """Rows of x, of a group's columns: the words that go with four neighbouring numbers."""
+        rows = self.shared.rows
+        for e, start in enumerate(self.of_x):
+            for half in range(2):
+                chunk = rows.right(start, group * (GROUP // EIGHT) + 2 * half)
+                at = (chunk + rows.at_stage(stage)) * 4 + self.lane % 2 * 2
+                for register in range(2):
+                    self.widths[half][e][register] = rows.memory[at + register]
+
+    def _multiply(
+        self, words: list[tuple[Any, Any]], factors: list[tuple[Any, Any | None]], cores: Cores
+    ) -> None:
+        """A group: products, times their factors."""
+        every = range(self.shared.tile.eights)
+        if factors[0][1] is not None:
+            for e in every:
+                self.of_ones[e].fill(0.0)
+                for sixteen in range(2):
+                    lang.ptx.mma_sync(self.of_ones[e], self.ones, self.widths[sixteen][e])
+        for fragment in self.products:
+            fragment.fill(0.0)
+        for sixteen in range(2):
+            pairs = [self._widened(half[sixteen], cores) for half in words]
+            for half in range(2):  # of eight rows both
+                self.height[half], self.height[half + 2] = pairs[half % len(pairs)]
+            for fragment, width in zip(self.products, self.widths[sixteen], strict=True):
+                lang.ptx.mma_sync(fragment, self.height, width)
+        for e in every:
+            for register in range(2 * self.halves):
+                factor, low = factors[register // 2]
+                total = lang.fma(self.products[e][register], factor, self.kept[e][register])
+                if low is not None:
+                    total = lang.fma(self.of_ones[e][register], low, total)
+                self.kept[e][register] = total
+
+    def _widened(self, word: Any, cores: Cores) -> tuple[Any, Any]:
+        """Four numbers in the dtype of x."""
+        dtype = self.shared.ring.dtype
+        if cores.zero is None:
+            return lang.ptx.widen_i8(word, dtype)
+        return lang.ptx.widen_u7(word, dtype, cores.zero)
+
+
+def _consume(
+    shared: _Shared, sums: Sums, activation: str, y: Any, extra: dict[str, Any]
+) -> None:  # fmt: skip
+    warp = _Consumer(shared)
+    me, turn = lang.local_id() - WARPGROUP, lang.var(0, u32)
+    lang.ptx.await_launches()
+
+    def meet() -> None:
+        shared.met.arrive(0)
+        shared.met.wait(0, turn.get() % 2)
+        turn.set(turn + 1)
+
+    for block in shared.blocks():
+        warp.block(block)
+        lines = [[[fragment] for fragment in warp.kept]]
+        sums.leave(lines, warp.part, warp.lane, warp.first, warp.halves == 1)
+        meet()
+        store(shared, sums, block, me, False, activation, y, extra, CONSUMERS)
+        meet()  # sums are written anew
+
+
+kernel: Kernel = Kernel(_streamed_blocks, workgroup=WARPGROUP + CONSUMERS, name="streamed_blocks")
+
+
+# -- how it is launched ---------------------------------------------------------------------------
+
+
+def _problem(form: Form[LinearAttrs]) -> Problem:
+    """Rows of x and of the stored plane."""
+    left, y, stored = rows_of(form.inputs[0]), rows_of(form.outputs[0]), form.inputs[1]
+    return Problem(
+        batch=1, m=y.shape[0], n=y.shape[1], k=left.shape[1], lda=left.strides[0],
+        ldb=stored.strides[0], ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
+    )  # fmt: skip
+
+
+def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
+    """How a group works where few rows of 16 bits meet whole runs; None where they do not."""
+    kind, problem = FORMATS[form.attrs.format], _problem(form)
+    x, planes = form.inputs[0], form.inputs[1 : 1 + len(kind.planes)]
+    few = 0 < problem.m <= THIN and problem.k > 0 and problem.k % max(RUN, kind.block) == 0
+    if kind.cores is None or not (few and caps.warpgroups and x.dtype in (bf16, f16)):
+        return None
+    whole = aligned(rows_of(x), problem.lda * (problem.m > 1), 0) and all(map(_rows_follow, planes))
+    whole = whole and planes[0].aligned and f32 not in (s.dtype for s in planes)
+    if not whole:
+        return None
+    rows, eights = outputs_of(problem, form.outputs[0].dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
+    tile = BlockStream(rows, 0, eights)
+    beside = 8 * rows * sum(pitch for pitch, _ in _beside(planes[1:]))
+    sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
+    stage = tile.height * COLUMNS // per_byte(kind) + 2 * EIGHT * eights * COLUMNS
+    stages, steps = (SHARED - beside - sums - 2048) // stage, -(-problem.k // COLUMNS)
+    tile = replace(tile, stages=min(stages, steps * blocks_of(problem, tile.rows)))
+    return tile if tile.stages >= min(LEAST, steps) else None
+
+
+def _rows_follow(spec: Spec) -> bool:
+    """Whether rows follow each other, in chunks or in words of two 16-bit numbers."""
+    width, (pitch, step) = spec.shape[1], spec.strides
+    if step != 1 or (pitch - width) * spec.dtype.itemsize >= CHUNK:
+        return False
+    return spec.aligned or (spec.dtype in (bf16, f16) and pitch == width and width % 2 == 0)
+
+
+def _beside(planes: Sequence[Spec]) -> Beside:
+    return tuple((s.strides[0] * s.dtype.itemsize // 4, s.aligned) for s in planes)
+
+
+def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered:
+    """The launch; the stored plane is seen as elements of x, since the copy engine moves both."""
+    kind, problem, (x, stored, *rest) = FORMATS[form.attrs.format], _problem(form), form.inputs
+    planes, more = rest[: len(kind.planes) - 1], rest[len(kind.planes) - 1 :]
+    extras = dict(zip(form.attrs.extras, more, strict=True))
+    pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
+    view = Spec((stored.storage_bytes // 2,), x.dtype, (1,), stored.aligned)
+    refs = (Ref(0, flat(x)), Ref(1, view), *(Ref(i, flat(s)) for i, s in enumerate(rest, 2)))
+    names = ("x", *SYMBOLS[: len(kind.planes)], *extras)
+    scalars = (
+        ("m", problem.m), ("n", problem.n), ("k", problem.k),
+        ("width", stored.shape[1] // 2), ("ldx", problem.lda),
+        ("ldw", problem.ldb // 2), ("ldy", problem.ldy), ("blocks", blocks_of(problem, tile.rows)),
+        ("alpha", form.attrs.alpha), ("ldr", pitch),
+    )  # fmt: skip
+    constants = (
+        ("activation", form.attrs.activation), ("beside", _beside(planes)),
+        ("depth", problem.k), ("format", kind.name), ("tile", tile),
+    )  # fmt: skip
+    call = Call(
+        kernel, (*refs, Ref(len(form.inputs), form.outputs[0])), scalars, constants,
+        groups_of(problem, tile.rows), workgroup=WARPGROUP + CONSUMERS,
+        signature=signature(dict.fromkeys(names, 1), {"y": 1}),
+    )  # fmt: skip
+    return Lowered((call,))
+
+
+STREAMED_BLOCKS: Variant[Form[LinearAttrs], BlockStream] = Variant(
+    "streamed_blocks", _tile, _launches, lambda form, caps: caps.fast_tensor_cores
+)

@@ -1,0 +1,129 @@
+"""Products of few rows with quantised weights that the copy engine brings: simulator and PTX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from centella.dtypes import DType, bf16, f16, f32, i8, u8
+from centella.emit.program import Call
+from centella.emit.ptx import emit_ptx
+from centella.op import op
+from centella.ops.quant.table import FORMATS, ROWS
+from centella.simulator.run import simulate
+from centella.specs import Caps, Spec, make_spec
+from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.support.attention import CAPS
+from tests.support.launched import laid_out, op_form, parameters, result, rounded, traced
+
+Array = np.ndarray[Any, Any]
+STREAMED = [name for name in ROWS if FORMATS[name].cores is not None]
+
+
+def product_of(
+    format: str, m: int, n: int, k: int, *extras: str, dtype: DType = bf16, y: DType | None = None,
+    factors: DType = f16, align: int = 16, caps: Caps = CAPS,
+) -> tuple[list[Call], list[Spec]]:  # fmt: skip
+    """The launches of a product of m rows and n outputs, and its operands."""
+    kind = FORMATS[format]
+    planes = [make_spec(p.shape(n, k // kind.block), p.dtype or factors, 16 * (i == 0) or align)
+              for i, p in enumerate(kind.planes)]  # fmt: skip
+    shapes = {"bias": (n,), "residual": (m, n)}
+    more = [make_spec(shapes[e], f32 if e == "bias" else dtype, 16) for e in extras]
+    specs = [make_spec((m, k), dtype, 16), *planes, *more, make_spec((m, n), y or dtype, 16)]
+    attrs = {"extras": extras, "alpha": 0.5, "activation": "relu", "format": format}
+    attrs |= {"dtype": y.name} if y else {}
+    form = op_form(op.get("linear"), tuple(specs[:-1]), (specs[-1],), attrs)
+    return list(form.lower(caps).calls), specs
+
+
+def filled(rng: np.random.Generator, spec: Spec) -> Array:
+    """Random numbers of a dtype: all of bytes, small ones of floats."""
+    if spec.dtype is u8:
+        return rng.integers(0, 256, spec.shape).astype(np.uint8)
+    if spec.dtype is i8:
+        return rng.integers(-128, 128, spec.shape).astype(np.int8)
+    return rng.standard_normal(spec.shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("format", "m", "n", "k", "extras"),
+    [
+        ("q8_0", 1, 20, 128, ()), ("q8_0", 3, 38, 640, ("residual",)),
+        ("q8_0", 16, 530, 1152, ("bias", "residual")), ("q4_0", 1, 70, 256, ()),
+        ("q4_0", 9, 150, 2304, ("bias",)), ("q4_1", 2, 34, 1280, ()),
+        ("q4_k", 1, 44, 256, ("residual",)), ("q4_k", 8, 270, 2560, ()),
+        ("q4_k", 16, 36, 1024, ("bias", "residual")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+def test_it_equals_float64(
+    format: str, m: int, n: int, k: int, extras: tuple[str, ...], dtype: DType
+) -> None:
+    """Odd numbers of rows and outputs; several blocks a group, stages that come round."""
+    factors, align = (dtype, 1) if m in (1, 9) else (f16, 16)
+    (call,), specs = product_of(
+        format, m, n, k, *extras, dtype=dtype, y=f32, factors=factors, align=align
+    )
+    assert call.kernel.name == "streamed_blocks"
+    rng, ir = np.random.default_rng(n), traced(call)
+    arrays = [filled(rng, spec) for spec in specs[:-1]]
+    words = [laid_out(a, spec) for a, spec in zip(arrays, specs, strict=False)]
+    words.append(laid_out(None, specs[-1]))
+    simulate(ir, words, parameters(call, ir), call.groups)
+    exact = [a if a.dtype.kind in "iu" else rounded(a, s.dtype)
+             for a, s in zip(arrays, specs, strict=False)]  # fmt: skip
+    planes = 1 + len(FORMATS[format].planes)
+    weight = FORMATS[format].decode(*exact[1:planes])
+    vectors = dict(zip(extras, exact[planes:], strict=True))
+    wanted = np.maximum(0.5 * (exact[0] @ weight.T) + vectors.get("bias", 0), 0)
+    wanted = wanted + vectors.get("residual", 0)
+    size = np.abs(wanted).max()
+    np.testing.assert_allclose(result(call, words), wanted, rtol=1e-5, atol=2e-6 * size)
+
+
+def test_which_products_are_streamed() -> None:
+    """Up to 16 rows of 16 bits on Hopper, of whole runs; not in the simulator."""
+
+    def name(m: int, k: int = 1024, format: str = "q8_0", **options: Any) -> str:
+        return str(product_of(format, m, 64, k, **options)[0][-1].kernel.name)
+
+    assert {name(m) for m in (1, 3, 16)} == {"streamed_blocks"}
+    for caps in (replace(CAPS, arch="sm_100"), replace(CAPS, arch="sm_80"), Caps("ir")):
+        assert name(4, caps=caps) == "linear_blocks"
+    assert name(4, dtype=f32) == "linear_blocks"
+    assert name(4, k=96) == "linear_blocks"  # no whole run
+    assert name(4, factors=f32) == "linear_blocks"
+    assert name(4, format="q5_0") == "linear_blocks"  # fifth bits
+    assert name(17) != "streamed_blocks"
+
+
+@needs_ptxas
+@pytest.mark.parametrize("format", STREAMED)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "extras"),
+    [
+        (1, 2560, 9728, ("residual",)), (1, 19456, 2560, ()), (16, 2560, 9728, ("residual",)),
+        (16, 19456, 2560, ()), (8, 6144, 2560, ("bias",)), (1, 151936, 2560, ()),
+    ],
+)  # fmt: skip
+def test_weights_are_asked_for_before_the_wait(
+    format: str, m: int, n: int, k: int, extras: tuple[str, ...], tmp_path: Path
+) -> None:
+    """x is not; nothing is spilled, and a ring holds some microseconds of the card."""
+    (call,), _ = product_of(format, m, n, k, *extras)
+    assert call.kernel.name == "streamed_blocks"
+    ir = traced(call)
+    planes = FORMATS[format].planes
+    assert [ir.args[i].name for i in ir.early] == list("wstuv"[: len(planes)])
+    text = emit_ptx(ir, "sm_90a")
+    before, wait, behind = text.partition("griddepcontrol.wait;")
+    assert wait and "cp.async.bulk.tensor" in before and "cp.async.bulk.tensor" in behind
+    assert "griddepcontrol.launch_dependents" in before
+    report, _ = assemble(text, "sm_90a", tmp_path)
+    registers, spilled = resources(report)
+    assert spilled == 0 and registers * ir.workgroup <= 65_536
