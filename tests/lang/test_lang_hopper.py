@@ -272,6 +272,11 @@ def diverge() -> None:
         pending()
 
 
+def meet_in_warps() -> None:
+    with ptx.role(32, 64):
+        ptx.warpgroup_barrier()
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "pending": (read_pending, "read or written while a wgmma on it is pending"),
     "filled": (lambda: pending().fill(0.0), "read or written while a wgmma on it is pending"),
@@ -283,8 +288,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "barrier": (in_role(lang.barrier), "a barrier inside a ptx.role"),
     "nested": (in_role(in_role(lambda: None)), "a role inside a ptx.role"),
     "uniform": (set_outside, "set in a role, which not all threads run"),
-    "threads": (lambda: ptx.role(0, 100).__enter__(), "whole warpgroups of 128"),
-    "beyond": (lambda: ptx.role(WG, 2 * WG).__enter__(), "whole warpgroups of 128"),
+    "threads": (lambda: ptx.role(0, 100).__enter__(), "whole warps of 32"),
+    "beyond": (lambda: ptx.role(WG, 2 * WG).__enter__(), "whole warps of 32"),
+    "warps": (lambda: ptx.role(32, 32, registers=40).__enter__(), "those of whole warpgroups"),
+    "few meet": (meet_in_warps, "in a ptx.role of some warps"),
     "registers": (lambda: ptx.role(0, WG, registers=50).__enter__(), "in eights"),
     "outside": (ptx.warpgroup, "for the inside of a ptx.role"),
     "barriers": (lambda: ptx.Barriers(0), "a Python number of them"),

@@ -28,6 +28,7 @@ from centella.lang.ir import (
 )
 from centella.lang.values import Expr, Value, Var, adapt
 
+WARPGROUP = 128  # threads
 SIMPLER = frozenset({"shl", "shr", "div", "rem"})
 UNIFORM_SOURCES = frozenset(
     {"param", "group", "groups", "subgroup_size", "grid", "warpgroup", "cluster_rank"}
@@ -283,6 +284,11 @@ class Tracer:
             raise TraceError(
                 f"{what} inside a ptx.role: threads of other roles do not come there; the threads "
                 f"of one warpgroup meet by ptx.warpgroup_barrier()"
+            )
+        if self.role is not None and any(n % WARPGROUP for n in self.role.role or ()):
+            raise TraceError(
+                f"{what} in a ptx.role of some warps: a role whose threads meet is of whole "
+                f"warpgroups of {WARPGROUP} threads"
             )
         if not self.uniform:
             raise TraceError(

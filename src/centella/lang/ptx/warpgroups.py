@@ -11,11 +11,10 @@ from centella.errors import TraceError
 from centella.lang.groups import local_id
 from centella.lang.ir import Matrix
 from centella.lang.ptx.bulk import patterned
-from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile
-from centella.lang.tracer import Tracer, current
+from centella.lang.ptx.tiles import HALVES, WARP, Fragment, SharedTile
+from centella.lang.tracer import WARPGROUP, Tracer, current
 from centella.lang.values import Expr, Value, expr_of, traced
 
-WARPGROUP = 128  # threads
 DEPTH = 16  # k of one product
 
 
@@ -53,10 +52,11 @@ def role(first: int, threads: int, *, registers: int | None = None) -> Iterator[
     """A block that threads `first` to `first + threads - 1` of the group run, beside other roles.
 
     Inside, control flow is uniform where it does not differ within a warpgroup: its threads meet,
-    by `wgmma` and `warpgroup_barrier()`; what needs all of the group is a `TraceError`.
+    by `wgmma` and `warpgroup_barrier()`; what needs all of the group is a `TraceError`. A role of
+    some warps of a warpgroup runs beside the roles of its other warps: its threads meet nobody.
 
     Args:
-        first, threads: Python numbers, multiples of 128.
+        first, threads: Python numbers, multiples of 32.
         registers: a thread gets from here on, a multiple of 8 from 24 to 256 (PTX ISA,
             "setmaxnreg"). What all roles ask for together has to be there.
 
@@ -65,11 +65,13 @@ def role(first: int, threads: int, *, registers: int | None = None) -> Iterator[
             a role.
     """
     t = current()
-    if first % WARPGROUP or threads % WARPGROUP or not 0 < threads <= t.workgroup - first:
+    if first % WARP or threads % WARP or not 0 < threads <= t.workgroup - first:
         raise TraceError(
-            f"a role is of whole warpgroups of {WARPGROUP} threads, of {t.workgroup}; got "
-            f"{threads} from {first} on"
+            f"a role is of whole warps of {WARP} threads, of {t.workgroup}; got {threads} from "
+            f"{first} on"
         )
+    if registers is not None and (first % WARPGROUP or threads % WARPGROUP):
+        raise TraceError(f"registers are those of whole warpgroups of {WARPGROUP} threads")
     if registers is not None and (registers % 8 or not 24 <= registers <= 256):
         raise TraceError(f"a thread gets 24 to 256 registers, in eights; got {registers!r}")
     t.need_uniform("a role")

@@ -169,13 +169,12 @@ def _streamed_blocks(
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
     shared = _Shared(tile, kind, depth, beside, x, w, planes)
     sums = Sums(ACROSS, EIGHT * tile.eights, TEAMS * tile.lines + PAD)
-    with lang.ptx.role(0, WARPGROUP):
-        with lang.if_(lang.local_id() == 0):
-            _bring_weights(shared)
-        with lang.if_(lang.local_id() == WARP):
-            _bring_rows(shared)
-        with lang.if_(lang.local_id() >= 2 * WARP):
-            _copy(shared)
+    with lang.ptx.role(0, WARP), lang.if_(lang.local_id() == 0):
+        _bring_weights(shared)
+    with lang.ptx.role(WARP, WARP), lang.if_(lang.local_id() == WARP):
+        _bring_rows(shared)
+    with lang.ptx.role(2 * WARP, COPIERS):
+        _copy(shared)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
         _consume(shared, sums, activation, y, operands)
 
@@ -400,9 +399,10 @@ def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
     beside = 8 * rows * sum(pitch for pitch, _ in _beside(planes[1:]))
     sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
     stage = tile.height * COLUMNS // per_byte(kind) + 2 * EIGHT * eights * COLUMNS
-    stages, steps = (SHARED - beside - sums - 2048) // stage, -(-problem.k // COLUMNS)
-    tile = replace(tile, stages=min(stages, steps * blocks_of(problem, tile.rows)))
-    return tile if tile.stages >= min(LEAST, steps) else None
+    room, steps = min(SHARED, caps.max_shared) - beside - sums - 2048, -(-problem.k // COLUMNS)
+    tile = replace(tile, stages=min(room // stage, steps * blocks_of(problem, tile.rows)))
+    fits = tile.stages >= min(LEAST, steps) and kernel.workgroup <= caps.max_workgroup
+    return tile if fits else None
 
 
 def _rows_follow(spec: Spec) -> bool:
