@@ -288,7 +288,7 @@ def parameter_words(call: Call, ir: KernelIR) -> tuple[list[int], list[tuple[int
         else:
             words.append(ref.spec.shape[int(rest[1])])
     for tensor_map in ir.maps:
-        if text := tensor_map.refused(words, ir.args[tensor_map.argument].dtype.itemsize):
+        if text := tensor_map.refused(words):
             raise LimitError(f"kernel {ir.name!r}: {text}")
     return words, patches
 

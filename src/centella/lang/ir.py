@@ -196,12 +196,17 @@ class Matrix(Struct, frozen=True):
     leading: int
 
 
+HALF = 2  # bytes of an element that a map counts
+
+
 class MapParam(Struct, frozen=True):
     """A tensor map: boxes of an argument, which is `extents` elements with `strides`.
 
     `argument` is an index into `args`; `offset`, `extents` and `strides` (those of all dimensions
     but the first, which has 1) are indices into `params`, and count elements. `box` is the extents
-    of what one copy moves, `swizzle` the pattern in shared memory, in bytes.
+    of what one copy moves, `swizzle` the pattern in shared memory, in bytes. With `kind` "f16" or
+    "bf16" where the argument has bytes, extents, strides and box count pairs of them, as elements
+    of that dtype: the offset alone counts bytes.
     """
 
     argument: int
@@ -210,17 +215,18 @@ class MapParam(Struct, frozen=True):
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    kind: str
 
-    def refused(self, words: Any, itemsize: int) -> str:
+    def refused(self, words: Any) -> str:
         """What the driver would not make a map of, with these parameters; "" where it would."""
         extents = [int(words[p]) for p in self.extents]
         strides = [int(words[p]) for p in self.strides]
         apart = [s for n, s in zip(extents[1:], strides, strict=True) if n > 1]
-        if 0 not in extents and not any(s * itemsize % MAP_STRIDE for s in apart):
+        if 0 not in extents and not any(s * HALF % MAP_STRIDE for s in apart):
             return ""
         return (
             f"a tensor map has extents of 1 or more and strides of multiples of {MAP_STRIDE} "
-            f"bytes, got {extents} and {strides} elements of {itemsize} bytes"
+            f"bytes, got {extents} and {strides} elements of {HALF} bytes"
         )
 
 

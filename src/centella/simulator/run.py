@@ -85,7 +85,7 @@ def simulate(
         raise SimulationError(f"kernel {ir.name!r}: {text}")
     words = np.asarray(params, np.uint32)
     for tensor_map in ir.maps:
-        if text := tensor_map.refused(words, ir.args[tensor_map.argument].dtype.itemsize):
+        if text := tensor_map.refused(words):
             raise SimulationError(f"kernel {ir.name!r}: {text}")
     together = groups
     if ir.resident and not ir.meets:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from centella.lang.ir import HALF
 from centella.simulator.barriers import Barriers, Box, barriers_of, check
 from centella.simulator.bulk import (
     Boxes,
@@ -132,7 +133,8 @@ def _box(
     x = at[0] + np.arange(columns)
     y = at[1] + np.arange(rows)[:, None]
     inside = (x < params[extents[0]]) & (y < params[extents[1]])
-    element = params[tensor_map.offset] + x + y * params[strides[0]]
+    itemsize = machine.ir.args[tensor_map.argument].dtype.itemsize
+    element = params[tensor_map.offset] * itemsize // HALF + x + y * params[strides[0]]
     for d in range(2, len(box)):
         inside &= at[d] < params[extents[d]]
         element = element + at[d] * params[strides[d - 1]]

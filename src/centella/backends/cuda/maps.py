@@ -16,7 +16,7 @@ import numpy as np
 from centella.backends.base import Launch
 from centella.backends.cuda.driver import check, driver
 from centella.emit.ptx.layout import MAP_BYTES
-from centella.lang.ir import MapParam
+from centella.lang.ir import HALF, MapParam
 
 MOST_KEPT = 4096
 ALONE = 16  # bytes: a stride that nobody takes, of a dimension of one element
@@ -47,24 +47,24 @@ class TensorMaps:
             start = address_of(bound.slots[param.argument])
             start += int(words[param.offset]) * dtype.itemsize
             extents = tuple(int(words[p]) for p in param.extents)
-            strides = tuple(int(words[p]) * dtype.itemsize for p in param.strides)
-            key = (dtype.name, start, extents, strides, param.box, param.swizzle)
+            strides = tuple(int(words[p]) * HALF for p in param.strides)
+            key = (param.kind, start, extents, strides, param.box, param.swizzle)
             encoded = self._kept.get(key)
             if encoded is None:
                 if len(self._kept) == MOST_KEPT:
                     self._kept.clear()
-                encoded = self._kept[key] = _encode(dtype.name, start, extents, strides, param)
+                encoded = self._kept[key] = _encode(start, extents, strides, param)
             maps += encoded
         return maps
 
 
 def _encode(
-    dtype: str, start: int, extents: tuple[int, ...], strides: tuple[int, ...], param: MapParam
+    start: int, extents: tuple[int, ...], strides: tuple[int, ...], param: MapParam
 ) -> bytes:
     """One map (CUDA driver API, cuTensorMapEncodeTiled)."""
     steps = [s if n > 1 else ALONE for n, s in zip(extents[1:], strides, strict=True)]
     encoded = check(driver.cuTensorMapEncodeTiled(
-        KINDS[dtype],
+        KINDS[param.kind],
         len(extents),
         start,
         [driver.cuuint64_t(n) for n in extents],

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from centella.dtypes import i8, u8
 from centella.errors import TraceError
 from centella.lang.ir import MapParam
 from centella.lang.memory import Argument, Shared
@@ -137,7 +138,9 @@ class TensorMap:
     own swizzle and panels, so that the two cannot disagree. It is passed with the parameters.
 
     Args:
-        argument: an In or Out argument of rank 1 whose first element lies on 16 bytes.
+        argument: an In or Out argument of rank 1 whose first element lies on 16 bytes, of the
+            tile's dtype; or an In argument of i8 or u8, of which two bytes stand for an element:
+            extents, strides and coordinates count pairs of them.
         tile: where boxes go: (a stage of) its rows and columns are the first two dimensions.
         extents: launch parameters: elements along each dimension, from the one whose elements are
             neighbours on; at least 1 each.
@@ -159,10 +162,13 @@ class TensorMap:
         rows: int | None = None,
     ) -> None:
         t = current()
-        if argument.rank != 1 or argument.dtype is not tile.dtype or argument.mode == "inout":
+        same = argument.dtype is tile.dtype and argument.mode != "inout"
+        pairs = argument.dtype in (i8, u8) and argument.mode == "in"
+        if argument.rank != 1 or not (same or pairs):
             raise TraceError(
-                f"a TensorMap is of an In or Out argument of rank 1 and {tile.dtype.name}, got "
-                f"{argument.name!r}: {argument.mode}, rank {argument.rank}, {argument.dtype.name}"
+                f"a TensorMap is of an In or Out argument of rank 1 and {tile.dtype.name}, or of "
+                f"bytes that are read, got {argument.name!r}: {argument.mode}, rank "
+                f"{argument.rank}, {argument.dtype.name}"
             )
         if not 2 <= len(extents) <= MOST_DIMENSIONS or len(strides) != len(extents) - 1:
             raise TraceError(
@@ -183,7 +189,7 @@ class TensorMap:
         places = [_parameter(t, e) for e in (offset, *extents, *strides)]
         param = MapParam(
             argument.position, places[0], tuple(places[1 : 1 + len(extents)]),
-            tuple(places[1 + len(extents) :]), box, tile.swizzle,
+            tuple(places[1 + len(extents) :]), box, tile.swizzle, tile.dtype.name,
         )  # fmt: skip
         self.position: int = len(t.maps)
         t.maps.append(param)

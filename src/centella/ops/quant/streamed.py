@@ -418,13 +418,12 @@ def _beside(planes: Sequence[Spec]) -> Beside:
 
 
 def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered:
-    """The launch; the stored plane is seen as elements of x, since the copy engine moves both."""
-    kind, problem, (x, stored, *rest) = FORMATS[form.attrs.format], _problem(form), form.inputs
+    """The launch. Two stored bytes are an element of x to the copy engine."""
+    kind, problem, (_, stored, *rest) = FORMATS[form.attrs.format], _problem(form), form.inputs
     planes, more = rest[: len(kind.planes) - 1], rest[len(kind.planes) - 1 :]
     extras = dict(zip(form.attrs.extras, more, strict=True))
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
-    view = Spec((stored.storage_bytes // 2,), x.dtype, (1,), stored.aligned)
-    refs = (Ref(0, flat(x)), Ref(1, view), *(Ref(i, flat(s)) for i, s in enumerate(rest, 2)))
+    refs = (Ref(i, flat(s)) for i, s in enumerate(form.inputs))
     names = ("x", *SYMBOLS[: len(kind.planes)], *extras)
     scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k),
