@@ -13,6 +13,7 @@ from centella.dtypes import DType, bf16, f16, f32, i8, u8
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
+from centella.ops.quant.streamed import STREAMED_BLOCKS
 from centella.ops.quant.table import FORMATS, ROWS
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
@@ -26,9 +27,9 @@ STREAMED = [name for name in ROWS if FORMATS[name].cores is not None]
 
 def product_of(
     format: str, m: int, n: int, k: int, *extras: str, dtype: DType = bf16, y: DType | None = None,
-    factors: DType = f16, align: int = 16, caps: Caps = CAPS,
+    factors: DType = f16, align: int = 16, caps: Caps = CAPS, forced: bool = True,
 ) -> tuple[list[Call], list[Spec]]:  # fmt: skip
-    """The launches of a product of m rows and n outputs, and its operands."""
+    """The launches of a product of m rows and n outputs, streamed if it can be, and operands."""
     kind = FORMATS[format]
     planes = [make_spec(p.shape(n, k // kind.block), p.dtype or factors, 16 * (i == 0) or align)
               for i, p in enumerate(kind.planes)]  # fmt: skip
@@ -38,6 +39,8 @@ def product_of(
     attrs = {"extras": extras, "alpha": 0.5, "activation": "relu", "format": format}
     attrs |= {"dtype": y.name} if y else {}
     form = op_form(op.get("linear"), tuple(specs[:-1]), (specs[-1],), attrs)
+    if forced and STREAMED_BLOCKS.takes(form, caps, STREAMED_BLOCKS.name):
+        return list(STREAMED_BLOCKS.lower(form, caps).calls), specs
     return list(form.lower(caps).calls), specs
 
 
@@ -95,12 +98,14 @@ def test_it_equals_float64(
 
 
 def test_which_products_are_streamed() -> None:
-    """Up to 16 rows of 16 bits on Hopper, of whole runs; not in the simulator."""
+    """2 to 16 rows of 16 bits on Hopper, of whole runs; not in the simulator."""
 
     def name(m: int, k: int = 1024, format: str = "q8_0", **options: Any) -> str:
-        return str(product_of(format, m, 64, k, **options)[0][-1].kernel.name)
+        calls, _ = product_of(format, m, 64, k, forced=False, **options)
+        return str(calls[-1].kernel.name)
 
-    assert {name(m) for m in (1, 3, 16)} == {"streamed_blocks"}
+    assert {name(m) for m in (2, 3, 16)} == {"streamed_blocks"}
+    assert name(1) == "linear_blocks"
     for caps in (replace(CAPS, arch="sm_100"), replace(CAPS, arch="sm_80"), Caps("ir")):
         assert name(4, caps=caps) == "linear_blocks"
     assert name(4, dtype=f32) == "linear_blocks"

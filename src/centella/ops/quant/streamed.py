@@ -47,6 +47,7 @@ WARPS = ACROSS * TEAMS
 CONSUMERS = WARPS * WARP
 COLUMNS = ACROSS * RUN  # of x, of a stage
 MOST_ROWS = TEAMS * DEPTH  # of a stage
+FEWEST = 2  # rows of x
 ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # two
 Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
 
@@ -443,6 +444,11 @@ def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered
     return Lowered((call,))
 
 
+def _preferred(form: Form[LinearAttrs], caps: Caps) -> bool:
+    """Of one row `linear_blocks` is as fast by itself, and faster between other launches."""
+    return caps.fast_tensor_cores and _problem(form).m >= FEWEST
+
+
 STREAMED_BLOCKS: Variant[Form[LinearAttrs], BlockStream] = Variant(
-    "streamed_blocks", _tile, _launches, lambda form, caps: caps.fast_tensor_cores
+    "streamed_blocks", _tile, _launches, _preferred
 )
