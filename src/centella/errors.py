@@ -31,11 +31,11 @@ class CentellaError(Exception):
 
 
 class ShapeError(CentellaError, ValueError):
-    """Operands whose shapes do not fit an op: names the op, what it expected, what came."""
+    """A shape, or the value of an argument, that does not fit: what was expected, what came."""
 
 
 class DTypeError(CentellaError, TypeError):
-    """A dtype that an op, kernel or conversion does not take."""
+    """A dtype, or the type of an argument, that is not taken; an argument that there is not."""
 
 
 class TraceError(CentellaError):

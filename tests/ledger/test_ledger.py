@@ -142,7 +142,7 @@ def test_entering_and_leaving_flush_what_is_recorded(device: ct.Device) -> None:
         c = b * 2.0
         assert led.as_dict()["submissions"] == 2
         d = c * 2.0
-        assert "submissions 3" in str(led)
+        assert "submissions 3" in str(led) == repr(led)
         _ = d * 3.0
         e = d * 2.0
     assert led.submissions == 4

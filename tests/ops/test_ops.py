@@ -364,6 +364,8 @@ FUNCTIONS = {
     "f.silu_gate(x[..., :2], x[..., 2:])": "x[..., :2] / (1 + np.exp(-x[..., :2])) * x[..., 2:]",
     "f.arange(7, device=x.device)": "np.arange(7)",
     "f.arange(9, 1, -3, device=x.device)": "np.arange(9, 1, -3)",
+    "f.arange(0, 1, 0.125, device=x.device)": "np.arange(0, 1, 0.125)",
+    "f.arange(3.0, device=x.device)": "np.arange(3.0)",
     "f.arange(5, 1, dtype='f32', device=x.device)": "np.zeros(0)",
     "f.stack([x, x + 1])": "np.stack([x, x + 1])",
     "f.stack([n[0], n[1], n[2]], -1)": "np.stack([*n], -1)",

@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
         ("centella info", "centella info --json", "centella info --device webgpu:0"),
     ),
     "embed": (
-        embed.run, "Embed texts as unit vectors.", "Embed texts as unit vectors.",
+        embed.run, "Embed texts as vectors.", "Embed texts as vectors.",
         ("centella embed 'data stays on the device' 'a cat on a mat'",
          "centella embed --file lines.txt --output vectors.npy",
          "centella embed --file lines.txt --output vectors.parquet",

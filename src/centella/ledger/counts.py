@@ -154,6 +154,9 @@ class Ledger:
 
         return bound
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         self._flush()
         if self._timeline is None:

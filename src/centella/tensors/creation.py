@@ -166,14 +166,15 @@ def ones(
 
 
 def arange(
-    start: Number, stop: Number | None = None, step: Number = 1, dtype: Any = i32,
+    start: Number, stop: Number | None = None, step: Number = 1, dtype: Any = None,
     device: str | Device | None = None,
 ) -> Tensor:  # fmt: skip
     """start, start + step, ... before stop, made on the device: nothing is uploaded.
 
     Args:
         start: where it begins; with no `stop`, where it ends, from 0 on.
-        dtype: any but bool; its range must hold every value. Floats are counted in f32.
+        dtype: any but bool; its range must hold every value. Floats are counted in f32. None: i32,
+            or f32 where one of the three is a float.
 
     Raises:
         ShapeError: for a step of 0, or a number of values that is not finite.
@@ -187,6 +188,8 @@ def arange(
     if by == 0 or not math.isfinite((end - first) / by):
         raise ShapeError(f"arange: expected an end and a step, got {first}, {end}, {by}")
     size = max(math.ceil((end - first) / by), 0)
+    if dtype is None:
+        dtype = f32 if any(isinstance(x, float) for x in (first, end, by)) else i32
     target = _chosen(device)
     attrs = {"start": first, "step": by, "size": size, "dtype": dtype_of(dtype).name}
     (value,) = target.recorder.record(get("arange"), [], attrs)

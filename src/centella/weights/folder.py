@@ -33,7 +33,12 @@ def is_gguf(path: Any) -> bool:
 
 
 def find_model(path: str | PathLike[str]) -> Path:
-    """The GGUF file, or the folder, that `load` reads for a path; raises as `find_folder`."""
+    """The GGUF file, or the folder, that `load` reads for a path; raises as `find_folder`.
+
+    "~" at its begin is the user's folder.
+    """
+    if isinstance(path, str) and path.startswith("~"):
+        path = os.path.expanduser(path)  # without an error where there is no such user
     return Path(path) if is_gguf(path) else find_folder(path)
 
 

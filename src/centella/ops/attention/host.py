@@ -23,9 +23,12 @@ LEAST = np.float32(np.exp(-16.0))  # a sum of weights that leaves their products
 
 
 def host(form: Form[AttentionAttrs]) -> HostProgram | None:
-    """Without masks, windows and caps, or with lengths; None for the rest and other dtypes."""
+    """Without masks, windows and caps, or with lengths or starts; None for the rest.
+
+    Of starts a query sees the keys up to its own, which stand where the sequence's next tokens do.
+    """
     masks: tuple[str, ...] = form.attrs.masks
-    if form.attrs.scoring != Scoring() or masks not in ((), ("lengths",)):
+    if form.attrs.scoring != Scoring() or masks not in ((), ("lengths",), ("starts",)):
         return None
     if any(s.dtype is not f32 for s in (*form.inputs[:3], form.outputs[0])):
         return None
@@ -49,7 +52,11 @@ def host(form: Form[AttentionAttrs]) -> HostProgram | None:
 
     def call(ins: list[Array], outs: list[Array]) -> None:
         q, k, v, *more = ins
-        lengths = np.clip(more[0], 0, lk).tolist() if more else [lk] * b
+        ordered = masks == ("starts",)
+        lengths = [lk] * b
+        if more:
+            lengths = np.clip(more[0] + lq if ordered else more[0], 0, lk).tolist()
+        starts = more[0].tolist() if ordered else [0] * b
         groups = (b, kv_heads, shared, lq, dim)
         strides = (q.strides[0], q.strides[1] * shared, *q.strides[1:])
         grouped = np.lib.stride_tricks.as_strided(q, groups, strides, writeable=False)
@@ -57,10 +64,14 @@ def host(form: Form[AttentionAttrs]) -> HostProgram | None:
 
         def compute(block: tuple[int, slice, slice]) -> None:
             row, group, queries = block
+            seen, own = lengths[row], None
+            if ordered:
+                own = starts[row] + queries.start
+                seen = min(max(starts[row] + queries.stop, 0), lk)
             with np.errstate(all="ignore"):
                 _block(
-                    grouped[row, group, :, queries], k[row, group, : lengths[row]],
-                    v[row, group, : lengths[row]], scale, by_head[row, group, :, queries],
+                    grouped[row, group, :, queries], k[row, group, :seen],
+                    v[row, group, :seen], scale, by_head[row, group, :, queries], own,
                 )  # fmt: skip
 
         blas = taken_over(threads)
@@ -70,8 +81,10 @@ def host(form: Form[AttentionAttrs]) -> HostProgram | None:
     return HostProgram("numpy:attention", "attention", call)
 
 
-def _block(q: Array, k: Array, v: Array, scale: np.float32, out: Array) -> None:
-    """Some queries of some heads, all of which see all keys.
+def _block(
+    q: Array, k: Array, v: Array, scale: np.float32, out: Array, own: int | None
+) -> None:  # fmt: skip
+    """Some queries of some heads, all of which see all keys; or keys up to their own.
 
     A softmax does not change when all scores of a row do by the same number. To take away the
     largest takes as long as the exponentials, so it is done only where it has to be: where an e^x
@@ -80,6 +93,7 @@ def _block(q: Array, k: Array, v: Array, scale: np.float32, out: Array) -> None:
     Args:
         q: [kv_heads, shared, rows, dim]; k, v: [kv_heads, keys, dim].
         out: as q.
+        own: the key of the first query; that of the next one is the next. None: they see all.
     """
     keys = k.shape[1]
     if not keys:
@@ -93,15 +107,26 @@ def _block(q: Array, k: Array, v: Array, scale: np.float32, out: Array) -> None:
     across, values = k[:, None].swapaxes(-1, -2), v[:, None]
     np.multiply(q, scale, out=scaled)
     np.matmul(scaled, across, out=scores)
+    _hide(scores, own)
     near = scores.max() < FAR  # false with NaN
     if not near:
         _lower(scores, column)
     _mix(scores, values, column, mixed)
     if near and not (column.min() > LEAST and math.isfinite(mixed.sum())):
         np.matmul(scaled, across, out=scores)
+        _hide(scores, own)
         _lower(scores, column)
         _mix(scores, values, column, mixed)
     np.divide(mixed, column, out=out)
+    if own is not None and own < 0:
+        out[..., :-own, :] = 0  # queries that see no key
+
+
+def _hide(scores: Array, own: int | None) -> None:
+    """The keys behind a query's own."""
+    if own is not None:
+        for row in range(scores.shape[-2]):
+            scores[..., row, max(own + row + 1, 0) :] = -np.inf
 
 
 def _lower(scores: Array, column: Array) -> None:
