@@ -407,7 +407,7 @@ def test_errors_in_a_line(arguments: list[Any], message: str) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to one process")
 def test_an_interrupt_stops_the_answer_and_not_the_chat() -> None:
     """The first interrupt comes while an answer of many tokens is written."""
-    arguments = [*map(str, ON), "--chat", "--max-tokens", "100", "--temperature", "2"]
+    arguments = [*map(str, ON), "--chat", "--max-tokens", "1000", "--temperature", "2"]
     with subprocess.Popen(
         [sys.executable, "-c", RUN, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
