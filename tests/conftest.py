@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import centella as ct
+from centella.host.blas import BLAS
 from centella.specs import Caps
 from tests.support.devices import DEVICES, GPU, WINDOWED, forget_programs, open_device
 from tests.support.exclusive import exclusive
@@ -30,6 +31,12 @@ EXCLUSIVE = exclusive()
 os.environ.setdefault("GALLIVM_PERF", "nopt")
 # Tests look at devices at length and leave the user's folders alone; test_self_check.py has it on.
 os.environ["CENTELLA_SELF_CHECK"] = "0"
+# After a product OpenBLAS's threads ask for more for a tenth of a second, on cores that the other
+# processes of `-n 2` are to have.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of processes that tests start
+    if BLAS is not None:
+        BLAS._write(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's job in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
