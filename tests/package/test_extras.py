@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from centella.cli import info
-from tests.package.test_layers import FOREIGN
+from tests.package.test_layers import foreign
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -108,7 +108,7 @@ def test_every_extra_resolves_and_stays_small(
 def test_each_package_that_users_get_is_imported() -> None:
     """`info.EXTRAS` holds the packages of all extras for users: test_cli.py compares them."""
     modules = {"cuda-core": "cuda", "cuda-bindings": "cuda"}
-    imported = {i.target.split(".")[0] for i in FOREIGN}
+    imported = {i.target.split(".")[0] for i in foreign()}
     packages = {p for packages in info.EXTRAS.values() for p in packages}
     assert {p for p in packages if modules.get(p, p) not in imported} == set()
     assert set(EXTRAS) - FOR_WORK - {"all", "cuda12", "cuda13"} == set(info.EXTRAS)
