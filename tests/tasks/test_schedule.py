@@ -523,6 +523,7 @@ def run_guessed(scheduler: ct.Scheduler, asked: Asked, wanted: list[ct.Generatio
     return [request.result() for request in requests], numbers
 
 
+@pytest.mark.first("name", "webgpu")
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3-moe"])
 def test_guessed_requests_get_what_they_get_alone(device: ct.Device, name: str) -> None:
