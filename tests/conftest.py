@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import centella as ct
+from centella.host.blas import BLAS
 from centella.specs import Caps
 from tests.support.devices import DEVICES, GPU, WINDOWED, forget_programs, open_device
 from tests.support.exclusive import exclusive
@@ -30,6 +31,12 @@ EXCLUSIVE = exclusive()
 os.environ.setdefault("GALLIVM_PERF", "nopt")
 # Tests look at devices at length and leave the user's folders alone; test_self_check.py has it on.
 os.environ["CENTELLA_SELF_CHECK"] = "0"
+# After a product OpenBLAS's threads ask for more for a tenth of a second, on cores that the other
+# processes of `-n 2` are to have.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of processes that tests start
+    if BLAS is not None:
+        BLAS._write(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's job in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -56,6 +63,7 @@ def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "devices(*names): the devices that `device` stands for")
+    config.addinivalue_line("markers", "first(name, *devices): these have its first value alone")
     config.addinivalue_line("markers", "alone: it measures time; under -n nothing runs beside it")
 
 
@@ -105,16 +113,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under minimum limits a case runs in the first of its dtypes; in the others with `-m sweep`.
+    """What a slow device has of a parameter is its first value; the others run with `-m sweep`.
 
-    Limits choose kernels; what a dtype changes in them is seen on the device with all its limits.
+    So of dtypes under minimum limits: limits choose kernels; what a dtype changes in them is seen
+    on the device with all its limits. Other tests say it by `first`.
     """
     seen = set[tuple[str, ...]]()
     for item in items:
         call = getattr(item, "callspec", None)
         params = dict(call.params) if call else {}
-        if params.get("device") == "webgpu-minimum" and params.pop("dtype", None):
-            case = (item.nodeid.partition("[")[0], *map(str, params.values()))
+        few = {("dtype", "webgpu-minimum")}
+        few |= {(name, d) for m in item.iter_markers("first") for name, *on in [m.args] for d in on}
+        names = [name for name, d in few if d == params.get("device") and name in params]
+        if names:
+            kept = (str(value) for name, value in params.items() if name not in names)
+            case = (item.nodeid.partition("[")[0], *kept)
             if case in seen:
                 item.add_marker("sweep")
             seen.add(case)

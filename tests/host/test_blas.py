@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,17 @@ def test_the_blas_of_numpy_is_told() -> None:
         x = RNG.standard_normal((300, 200))
         np.testing.assert_allclose((x @ x.T)[7, 5], np.sum(x[7] * x[5]))
     assert BLAS._read() == before
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """OpenBLAS has two, also where tests run in processes of one each."""
+    before = BLAS.count() if BLAS is not None else 0
+    if BLAS is not None:
+        BLAS._write(2)
+    yield
+    if BLAS is not None:
+        BLAS._write(before)
 
 
 def _left_in_a_child(pipe: Any) -> None:

@@ -61,11 +61,14 @@ def full_disk(room: int = 100) -> Iterator[None]:
     """Files end after so many bytes; the system then refuses, as it does on a full disk."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # Python would keep what it compiled, cut off
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes
 
 
 @pytest.mark.parametrize("write", [put, trace, embed, check_model])

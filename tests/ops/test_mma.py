@@ -36,9 +36,13 @@ OTHERS = (
 BEYOND = 16  # bytes: a chunk of an operand off every boundary ends past it
 LAYOUTS = ("NT", "NN", "TN", "TT")  # of A and B: N as the formula has it, T transposed in memory
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
-TILES = pytest.mark.parametrize(
-    "tile", [*MMA_TILES, *OTHERS], ids=lambda t: f"{t.bm}x{t.bn}x{t.bk}x{t.stages}"
-)
+
+
+def size(tile: MmaTile) -> str:
+    return f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}"
+
+
+TILES = pytest.mark.parametrize("tile", [*MMA_TILES, *OTHERS], ids=size)
 
 
 class Launch(NamedTuple):
@@ -160,7 +164,11 @@ def same(launch: Launch, ir: KernelIR) -> None:
 
 
 @needs_ptxas
-@TILES
+@pytest.mark.parametrize(
+    "tile",
+    [*MMA_TILES, *(pytest.param(tile, marks=pytest.mark.sweep) for tile in OTHERS)],
+    ids=size,
+)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_tiles_stay_in_registers(
     tile: MmaTile, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import ast
 import graphlib
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -218,9 +219,22 @@ def reach(room: str) -> set[str]:
 
 
 FILES = sorted(SRC.rglob("*.py"))
-IMPORTS = [i for path in FILES for i in read_imports(path.read_text(encoding="utf-8"), path)]
-INSIDE = [i for i in IMPORTS if i.inside is not None]
-FOREIGN = [i for i in IMPORTS if not i.inside and i.what not in sys.stdlib_module_names]
+
+
+@cache
+def imports() -> list[Import]:
+    """Every import of the library."""
+    return [i for path in FILES for i in read_imports(path.read_text(encoding="utf-8"), path)]
+
+
+def inside() -> list[Import]:
+    """Those of the library's own files."""
+    return [i for i in imports() if i.inside is not None]
+
+
+def foreign() -> list[Import]:
+    """Those of packages of others."""
+    return [i for i in imports() if not i.inside and i.what not in sys.stdlib_module_names]
 
 
 def test_the_arrows_have_no_circle() -> None:
@@ -235,14 +249,14 @@ def test_every_room_is_on_the_map(room: str) -> None:
 def test_imports_follow_the_arrows() -> None:
     wrong = [
         str(i)
-        for i in INSIDE
+        for i in inside()
         if i.when != "late" and i.room in BELOW and i.inside not in reach(i.room)
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_late_imports_are_named_with_a_reason() -> None:
-    late = [i for i in IMPORTS if i.when == "late"]
+    late = [i for i in imports() if i.when == "late"]
     unnamed = [str(i) for i in late if not LATE.keys() & {(i.room, i.what), (i.room, ANY)}]
     assert not unnamed, "\n".join(unnamed)
     assert len(late) < 40
@@ -253,7 +267,7 @@ def test_late_imports_are_named_with_a_reason() -> None:
 def test_import_time_loads_numpy_msgspec_and_nothing_heavier() -> None:
     wrong = [
         str(i)
-        for i in FOREIGN
+        for i in foreign()
         if i.when == "import"
         and i.what not in EAGER[ANY] | EAGER.get(i.room, set()) | EAGER.get(i.file, set())
     ]
@@ -263,7 +277,7 @@ def test_import_time_loads_numpy_msgspec_and_nothing_heavier() -> None:
 def test_files_import_in_no_circle_but_those_with_a_reason() -> None:
     graph: dict[str, set[str]] = {module_name(path): set() for path in FILES}
     unused = set(CIRCLES)
-    for i in INSIDE:
+    for i in inside():
         who = module_name(i.path)
         edge = who.removeprefix("centella."), i.target.removeprefix("centella.")
         unused.discard(edge)
@@ -295,7 +309,7 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
 
 def test_files_name_one_another_in_hints_only_with_a_reason() -> None:
     graph: dict[str, set[str]] = {module_name(path): set() for path in FILES}
-    for i in INSIDE:
+    for i in inside():
         who = module_name(i.path)
         if i.when != "late" and i.target != who:
             graph[who].add(i.target)

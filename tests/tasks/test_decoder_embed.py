@@ -60,6 +60,7 @@ def test_prompts_of_the_folder() -> None:
 FIXED = {p.name for p in DECODERS.iterdir()} - {"phi4-mini"}  # whose frequencies follow the length
 
 
+@pytest.mark.first("family", "simulator")
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("family", sorted(FIXED))
 def test_states_are_those_that_logits_are_made_of(device: ct.Device, family: str) -> None:

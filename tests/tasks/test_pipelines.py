@@ -31,6 +31,7 @@ def folder_of(name: str, where: Path) -> Path:
     return folder
 
 
+@pytest.mark.first("name", "simulator")
 @pytest.mark.parametrize("name", NAMES)
 def test_vectors_of_a_pipeline(device: ct.Device, tmp_path: Path, name: str) -> None:
     model = ct.load(folder_of(name, tmp_path), device, task="embed")

@@ -35,6 +35,7 @@ def exact(mode: str, states: Array) -> Array:
     return found[mode]
 
 
+@pytest.mark.first("pooling", "simulator")
 @pytest.mark.parametrize("pooling", [*POOLINGS, "mean+cls+max"])
 def test_poolings(device: ct.Device, pooling: str) -> None:
     embedder = load(DATA / "tiny-bert", device=device, task="embed")

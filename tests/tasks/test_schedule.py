@@ -98,7 +98,7 @@ def many(device: ct.Device, name: str) -> bool:
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3-moe"])
 def test_chats_get_what_they_get_alone(device: ct.Device, name: str) -> None:
     model = generator(device, name)
-    asked = chats(*((30, 200, 30) if many(device, name) else (9, 150, 12)))
+    asked = chats(*((20, 200, 30) if many(device, name) else (6, 150, 12)))
     scheduler = ct.Scheduler(model, max_batch=8, tokens=2000, background=False)
     whole = free(scheduler)
     got = run(scheduler, asked)
@@ -108,19 +108,24 @@ def test_chats_get_what_they_get_alone(device: ct.Device, name: str) -> None:
     assert scheduler.steps < sum(len(g.ids) for g in got)
 
 
+def test_sixty_chats_in_flat_memory(host: ct.Generator) -> None:
+    chats_in_flat_memory(host, 60)
+
+
+@pytest.mark.sweep
 def test_a_hundred_chats_in_flat_memory(host: ct.Generator) -> None:
-    a_hundred_chats(host)
+    chats_in_flat_memory(host, 100)
 
 
 @pytest.mark.sweep
 @pytest.mark.devices("webgpu", "webgpu-hardware", "cuda")
 def test_a_hundred_chats_in_flat_memory_of_a_gpu(device: ct.Device) -> None:
-    a_hundred_chats(generator(own(device)))
+    chats_in_flat_memory(generator(own(device)), 100)
 
 
-def a_hundred_chats(model: ct.Generator) -> None:
+def chats_in_flat_memory(model: ct.Generator, count: int) -> None:
     """With less memory than they need: some are stopped and read anew."""
-    asked = chats(100, 180, 30, seed=1)
+    asked = chats(count, 180, 30, seed=1)
     scheduler = ct.Scheduler(model, max_batch=8, tokens=CONTEXT, background=False)
     device = model.model.device
     got = run(scheduler, asked)
@@ -518,12 +523,13 @@ def run_guessed(scheduler: ct.Scheduler, asked: Asked, wanted: list[ct.Generatio
     return [request.result() for request in requests], numbers
 
 
+@pytest.mark.first("name", "webgpu")
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3-moe"])
 def test_guessed_requests_get_what_they_get_alone(device: ct.Device, name: str) -> None:
     """Rows of a pass accept different numbers of guesses; others are decoded beside them."""
     model = generator(device, name)
-    asked = chats(*((30, 150, 60) if many(device, name) else (9, 100, 30)))
+    asked = chats(*((16, 150, 60) if many(device, name) else (9, 100, 30)))
     wanted = alone(model, asked)
     scheduler = ct.Scheduler(model, max_batch=7, tokens=2000, background=False)
     whole = free(scheduler)
@@ -559,7 +565,7 @@ def test_a_guess_withholds_nobody(host: ct.Generator) -> None:
 
 def test_guesses_where_memory_is_short(host: ct.Generator) -> None:
     """Some requests are stopped and read anew, and blocks of wrong guesses are given back."""
-    asked = chats(40, 150, 60, seed=3)
+    asked = chats(30, 150, 60, seed=3)
     wanted = alone(host, asked)
     scheduler = ct.Scheduler(host, max_batch=6, tokens=CONTEXT, background=False)
     got, numbers = run_guessed(scheduler, asked, wanted)

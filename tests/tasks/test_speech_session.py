@@ -92,6 +92,7 @@ def test_tokens_equal_those_of_transformers(device: ct.Device, name: str) -> Non
     device.synchronize()  # what is pending at the end of a test is dropped
 
 
+@pytest.mark.first("name", "webgpu")
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", NAMES)
 def test_beams_equal_those_of_transformers(device: ct.Device, name: str) -> None:

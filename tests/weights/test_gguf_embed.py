@@ -58,6 +58,7 @@ def test_a_decoder_is_used_as_asked(tmp_path: Path) -> None:
     assert isinstance(ct.load(pooled, "cpu", task="generate"), Generator)
 
 
+@pytest.mark.first("number", "simulator")
 @pytest.mark.parametrize("number", [None, CLS])
 def test_a_bert(device: ct.Device, tmp_path: Path, number: Any) -> None:
     file = tmp_path / "bert.gguf"

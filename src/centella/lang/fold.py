@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ TABLE: dict[str, Callable[..., Any]] = PLAIN | UNFUSED
 
 
 def fold(
-    op: str, type_: str, attr: Any, types: tuple[str, ...], values: tuple[Number, ...]
+    op: str, type_: str, attr: Any, types: Sequence[str], values: Sequence[Number]
 ) -> Number | None:
     """The value of a pure operation on constants of `types`, or None: it is no constant.
 

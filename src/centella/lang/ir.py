@@ -261,8 +261,20 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
 
     def first(self, ops: Set[str]) -> str:
         """The first of these operations, or ""; a role is named "role"."""
+        if self.ops.isdisjoint(ops):
+            return ""
         named = ("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
         return next((op for op in named if op in ops), "")
+
+    @cached_property
+    def ops(self) -> frozenset[str]:
+        """The operations that occur; a role is named "role"."""
+        return frozenset("role" if s[0] == "if" and s[3] is not None else s[0] for s in self.body)
+
+    @cached_property
+    def ends(self) -> dict[int, int]:
+        """For each statement that opens a block (`else` too), the one that closes it."""
+        return matching(self.body)
 
     @cached_property
     def early(self) -> tuple[int, ...]:
@@ -315,12 +327,13 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         ]
         head += [f"map {m!r}" for m in self.maps]
         depth = 0
+        ids = [f"%{i}" for i in range(len(self.body))]
         for i, (op, type_, args, attr) in enumerate(self.body):
             if op in ("end", "else"):
                 depth -= 1
-            operands = " ".join(f"%{a}" for a in args)
+            operands = " ".join(map(ids.__getitem__, args))
             extra = "" if attr is None else f" [{attr!r}]"
-            result = f"%{i}:{type_} = " if type_ else ""
+            result = f"{ids[i]}:{type_} = " if type_ else ""
             head.append(f"{'  ' * depth}{result}{op} {operands}{extra}".rstrip())
             if op in OPENS or op == "else":
                 depth += 1
@@ -329,13 +342,18 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical text."""
-        import hashlib
-
-        return hashlib.sha256(self.text().encode()).hexdigest()
+        return digest_of(self.text())
 
     def line_of(self, index: int) -> str:
         """The source line that recorded a statement, where it was kept."""
         return self.lines.get(index, f"statement %{index}")
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of a canonical text."""
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def unawaited(body: Sequence[Statement]) -> list[int]:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from centella.lang.ir import KernelIR, Statement, matching
+from centella.lang.ir import KernelIR, Statement
 
 MAX_STATEMENTS = 6000  # of a portable kernel
 RANGES = {"u32": (0, 2**32 - 1), "i32": (-(2**31), 2**31 - 1), "bool": (0, 1)}
@@ -101,7 +101,7 @@ def _statements(loops: Sequence[Loop], copies: Mapping[int, int]) -> int:
 @lru_cache(maxsize=1024)
 def loops_of(ir: KernelIR) -> Loops:
     """The loops of a kernel."""
-    ends = matching(ir.body)
+    ends = ir.ends
 
     def between(first: int, last: int) -> tuple[Loop, ...]:
         loops: list[Loop] = []

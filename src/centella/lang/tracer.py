@@ -120,10 +120,10 @@ class Tracer:
     def pure(self, op: str, type_: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
         """A pure operation: folded, simplified, shared with an equal earlier one, or recorded."""
         self.check(args)
-        consts = tuple(a.const for a in args)
-        known = tuple(c for c in consts if c is not None)
+        consts = tuple([a.const for a in args])
+        known = [c for c in consts if c is not None]
         if args and len(known) == len(args):
-            value = fold(op, type_, attr, tuple(a.type for a in args), known)
+            value = fold(op, type_, attr, [a.type for a in args], known)
             if value is not None:
                 return self.constant(value, type_)
         same = identity(op, type_, consts)
@@ -131,11 +131,11 @@ class Tracer:
             return self.constant(0, type_) if same == "zero" else args[int(same)]
         if op in SIMPLER and isinstance(consts[1], int):
             op, args = self._simpler(op, type_, args, consts[1])
-        key = (op, type_, tuple(a.id for a in args), attr)
+        key = (op, type_, tuple([a.id for a in args]), attr)
         recorded = self._numbers.get(key)
         if recorded is not None:
             return recorded
-        uniform = op in UNIFORM_SOURCES or (bool(args) and all(a.uniform for a in args))
+        uniform = op in UNIFORM_SOURCES or (bool(args) and all([a.uniform for a in args]))
         expr = self.result(self.emit(op, type_, key[2], attr), type_, uniform)
         self._numbers[key] = expr
         self.blocks[-1].keys.append(key)

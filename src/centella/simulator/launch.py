@@ -10,7 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from centella.lang.arithmetic import FUSED, NUMPY, PLAIN, UNFUSED
-from centella.lang.ir import BARRIERS, HOPPER, KernelIR, matching
+from centella.lang.ir import BARRIERS, HOPPER, KernelIR
 from centella.simulator.race_check import Buffer, Ids, Known, Mask
 
 Words = NDArray[np.uint32]
@@ -48,10 +48,8 @@ class SimulatedLaunch:
         self.subgroup: int = subgroup
         # As warpgroups that work by themselves, and groups of clusters, are run.
         self.group_by_group: bool = bool(ir.first(HOPPER | BARRIERS | {"role"})) or ir.cluster > 1
-        self.ops: frozenset[str] = frozenset(
-            "role" if op == "if" and attr is not None else op for op, _, _, attr in ir.body
-        )
-        self.ends: dict[int, int] = matching(ir.body)
+        self.ops: frozenset[str] = ir.ops
+        self.ends: dict[int, int] = ir.ends
         self.plain: dict[str, Callable[..., Any]] = PLAIN | (FUSED if fused else UNFUSED)
         self.plain |= REGISTERS
         # A generator for each group of a cluster.
@@ -60,6 +58,7 @@ class SimulatedLaunch:
         ]
         shuffled = [random.permutation(ir.workgroup) for random in self.random]
         self.half: Mask = shuffled[0][None] < (ir.workgroup + 1) // 2
+        self._by_group: list[int] = []  # where its ids are
         self._leaves = self._constants(groups)
 
     def _constants(self, groups: int) -> list[Any]:
@@ -72,19 +71,28 @@ class SimulatedLaunch:
             "groups": np.uint32(groups), "subgroup_size": np.uint32(self.subgroup),
             "grid": np.uint32(self.resident),
         }  # fmt: skip
-        leaves: list[Any] = [same.get(op) for op, *_ in ir.body]
+        leaves: list[Any] = [None] * len(ir.body)
         for i, (op, type_, _, attr) in enumerate(ir.body):
+            if op not in LEAVES:
+                continue
             if op == "const":
                 leaves[i] = NUMPY[type_](attr)
             elif op == "param":
                 leaves[i] = bits[attr]
+            elif op in same:
+                leaves[i] = same[op]
+            else:
+                self._by_group.append(i)
         return leaves
 
     def values(self, first: int, count: int) -> list[Any]:
         """The values of `count` groups from `first` on, before their first statement."""
         groups = np.arange(first, first + count, dtype=np.uint32)[:, None]
         ids = {"group": groups, "cluster_rank": groups % np.uint32(self.ir.cluster)}
-        return [ids.get(s[0], v) for s, v in zip(self.ir.body, self._leaves, strict=True)]
+        values = self._leaves.copy()
+        for i in self._by_group:
+            values[i] = ids[self.ir.body[i][0]]
+        return values
 
 
 def regions_of(

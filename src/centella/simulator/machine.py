@@ -67,6 +67,7 @@ class Machine:
         self.rules: dict[str, Rule] = {"set": _set}
         self.waits: dict[str, Wait] = {}
         self.end_checks: list[Callable[[Machine], None]] = []
+        self._accesses: dict[tuple[int, ...], tuple[Any, Ids, Ids]] = {}
         self.passed: int = 0  # waits that are over
         self.waits_at: int = 0  # the statement at which a thread waited last
         self._epoch_of_ids: Ids | None = None
@@ -132,7 +133,7 @@ class Machine:
     def ids(self, shape: tuple[int, ...]) -> tuple[Ids, Ids]:
         """Thread and epoch of accesses of this shape: computed once between two barriers."""
         if self._epoch_of_ids is not self.epoch:
-            self._epoch_of_ids, self._ids = self.epoch, {}
+            self._epoch_of_ids, self._ids, self._accesses = self.epoch, {}, {}
         if shape not in self._ids:
             threads, epochs = (
                 np.broadcast_to(x, shape).ravel() for x in (self.threads, self.epoch)
@@ -140,11 +141,22 @@ class Machine:
             self._ids[shape] = threads, epochs
         return self._ids[shape]
 
+    def accesses(self, shape: tuple[int, ...]) -> tuple[Any, Ids, Ids]:
+        """Which accesses of this shape active threads make, with their threads and epochs."""
+        threads, epochs = self.ids(shape)
+        if self.full:
+            return slice(None), threads, epochs
+        if shape not in self._accesses:
+            here = np.flatnonzero(np.broadcast_to(self.active, shape))
+            self._accesses[shape] = here, threads[here], epochs[here]
+        return self._accesses[shape]
+
     # -- control flow -----------------------------------------------------------------------------
 
     def narrow(self, active: Mask) -> bool:
         """Set the mask of running threads; False when it is empty."""
         self.active: Mask = active
+        self._accesses = {}
         running = np.count_nonzero(active)  # several times as fast as `all` and `any`
         self.full: bool = running == active.size
         return bool(running)
@@ -211,9 +223,14 @@ class Machine:
         i = start
         while i < stop:
             op, type_, args, attr = body[i]
-            if op in plain:
-                values[i] = plain[op](*[values[a] for a in args])
-            elif op in TYPED:
+            if op in plain:  # most are
+                values[i] = plain[op](*map(values.__getitem__, args))
+                i += 1
+                continue
+            if op in LEAVES:
+                i += 1
+                continue
+            if op in TYPED:
                 values[i] = TYPED[op](type_, attr, values[args[0]])
             elif op == "if":
                 if attr is not None:
@@ -228,7 +245,7 @@ class Machine:
                     return
             elif op in self.waits:
                 yield from self.waits[op](self, i)
-            elif op not in LEAVES:
+            else:
                 self.rules[op](self, i)
             i = self._end_of(i) + 1
 

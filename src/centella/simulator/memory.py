@@ -66,13 +66,13 @@ def note(
     which: Mask | None = None,
 ) -> None:  # fmt: skip
     """Tell the race check which thread accesses which word, all active ones or `which` of them."""
-    shape = np.broadcast_shapes(words.shape, machine.shape)
-    threads, epochs = machine.ids(shape)
-    words = (words if words.shape == shape else np.broadcast_to(words, shape)).ravel()
-    if which is not None or not machine.full:
-        here = machine.active if which is None else machine.active & which
-        active = np.flatnonzero(np.broadcast_to(here, shape))
-        words, threads, epochs = words[active], threads[active], epochs[active]
+    if words.shape[-2:] != machine.shape:
+        words = np.broadcast_to(words, np.broadcast_shapes(words.shape, machine.shape))
+    active, threads, epochs = machine.accesses(words.shape)
+    chosen = None if which is None else np.broadcast_to(which, words.shape).ravel()[active]
+    words = words.ravel()[active]
+    if chosen is not None:
+        words, threads, epochs = words[chosen], threads[chosen], epochs[chosen]
     fault = access(words, threads, epochs)
     if fault is not None:
         at, text = fault
@@ -102,10 +102,16 @@ def _store(space: str, width: int, machine: Machine, index: int) -> None:
     words = addresses(machine, index, region, width)
     if isinstance(region.race_check, RaceCheck):
         note(machine, index, region, words, region.race_check.write)
-    lanes = np.broadcast_arrays(machine.active, *[machine.values[a] for a in args[1:]])[1:]
-    bits = np.stack([np.ascontiguousarray(v).view(np.uint32) for v in lanes])
-    words, bits, active = np.broadcast_arrays(words, bits, machine.active)
-    words, bits = words[active], bits[active]
+    lanes = [machine.values[a].view(np.uint32) for a in args[1:]]
+    shape = np.broadcast(machine.active, *lanes).shape
+    bits = np.empty((width, *shape), np.uint32)
+    for at, lane in enumerate(lanes):
+        bits[at] = lane
+    shape = np.broadcast(words, bits).shape
+    words, bits = (np.broadcast_to(x, shape).ravel() for x in (words, bits))
+    if not machine.full:
+        active = np.flatnonzero(np.broadcast_to(machine.active, shape))
+        words, bits = words[active], bits[active]
     turn = turns(machine, words.size)
     region.words[words[turn]] = bits[turn]
 

@@ -73,8 +73,8 @@ class RaceCheck(Known):
         fault = fault or self._written_by_another(words, threads, epochs, "read")
         fault = fault or self._changed_by_another(words, threads, epochs, "read")
         if fault is None:
-            now = self._read_epoch[words] == epochs
-            before = np.where(now, self._reader[words], NOBODY)
+            before = self._reader[words]
+            before[self._read_epoch[words] != epochs] = NOBODY
             _join(self._reader, words, threads, before)
             self._read_epoch[words] = epochs
         return fault
@@ -120,7 +120,8 @@ class RaceCheck(Known):
 
     def _written_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
         writer = self._writer[words]
-        others = (writer != threads) & (writer != NOBODY)
+        others = writer != threads
+        others &= writer != NOBODY
         if not np.count_nonzero(others):  # as most accesses: no word of what another has written
             return None
         apart = self._apart(writer, threads)
@@ -192,7 +193,8 @@ def fault_at(bad: Mask, text: str) -> Fault | None:
 
 def _join(table: Ids, words: Ids, who: Ids, before: Ids) -> None:
     """Make `table[words]` the one in `who`, or SEVERAL where `before` or `who` has another."""
-    several = (before != NOBODY) & (before != who)
+    several = before != who
+    several &= before != NOBODY
     table[words] = who
     several |= table[words] != who
     if np.count_nonzero(several):
