@@ -106,6 +106,23 @@ def test_squares_of_large_f16() -> None:
     np.testing.assert_allclose(result(call, words).reshape(-1)[:8], 64.0, rtol=1e-6)
 
 
+def test_a_normalised_value_beyond_f16() -> None:
+    """It is the sum of two numbers that are not."""
+    call = call_of("normed_linear", 8, 128, f32, "", "norm", dtype=f16)
+    ir, rng = traced(call), np.random.default_rng(0)
+    x, w = np.full(128, 0.01), rng.standard_normal((8, 128))
+    x[0], norm = 8.0, np.full(128, 10_000.0)
+    words = [
+        laid_out(a.reshape(-1), r.spec) for a, r in zip((x, w, norm), call.tensors, strict=False)
+    ]
+    words.append(laid_out(None, call.tensors[-1].spec))
+    simulate(ir, words, parameters(call, ir), call.groups)
+    x, w = rounded(x, f16), rounded(w, f16)
+    normed = x / np.sqrt((x * x).mean() + EPS) * 10_000.0
+    assert 65_504 < normed.max() < 131_000
+    np.testing.assert_allclose(result(call, words)[0], 0.5 * w @ normed, rtol=1e-4)
+
+
 def test_which_products_are_streamed() -> None:
     """One row of 16 bits on Hopper, of whole chunks; not in the simulator, unless by name."""
     assert call_of("linear", 64, 1024).kernel.name == "streamed"

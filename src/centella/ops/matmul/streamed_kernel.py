@@ -37,6 +37,7 @@ WARPGROUP = 128
 CONSUMERS = 256  # threads that multiply
 WARPS = CONSUMERS // WARP
 HIGH = 0xFFFF0000
+MOST = 65504.0  # of f16
 PAD = 4  # words between the two columns of x, for banks of their own
 SUMS, RMS, LAYER = "sums", "rms", "layer"  # norms: a factor of sums; x is divided first
 
@@ -217,11 +218,14 @@ class _Row:
 
 
 def _two(values: list[Any], x: Any) -> list[list[Any]]:
-    """f32 numbers as two lists of words: 16 bits of each, and what is left, rounded."""
+    """f32 numbers as two lists of words: 16 bits of each, and what is left, rounded.
+
+    Of f16 the first is at most the largest that there is: twice that is still right.
+    """
     if x.dtype is bf16:
         cut = [lang.bitcast(lang.bitcast(v, u32) & HIGH, f32) for v in values]
     else:
-        cut = x.unpack(x.pack(values))
+        cut = x.unpack(x.pack([lang.minimum(lang.maximum(v, -MOST), MOST) for v in values]))
     left = [lang.select(v == c, 0.0, v - c) for v, c in zip(values, cut, strict=True)]
     return [x.pack(cut), x.pack(left)]
 
