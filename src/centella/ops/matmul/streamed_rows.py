@@ -57,7 +57,9 @@ class Sums:
     """
 
     def __init__(self, parts: int, rows: int, pitch: int) -> None:
-        self.parts, self.rows, self.pitch = parts, rows, pitch
+        self.parts: int = parts
+        self.rows: int = rows
+        self.pitch: int = pitch
         self._memory = lang.shared(f32, parts * rows * pitch)
 
     def leave(
