@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 
-from centella.simulator.bulk import Boxes, operand_values
+from centella.simulator.bulk import Asked, Boxes, active_threads, operand_values
+from centella.simulator.clocks import Clocks
+from centella.simulator.group_ops import WARP
 from centella.simulator.launch import Words
 from centella.simulator.machine import Capability, Machine
 from centella.simulator.race_check import Ids
@@ -16,9 +17,17 @@ Box = tuple[int, Ids, Words]  # shared array, its words, their bits
 
 
 class Barrier:
-    """A memory barrier (PTX ISA, "mbarrier")."""
+    """A memory barrier (PTX ISA, "mbarrier").
 
-    def __init__(self) -> None:
+    Args:
+        unit: that counts its phases; units: all that there are.
+    """
+
+    def __init__(self, unit: int, units: int) -> None:
+        self.unit: int = unit
+        self.known: Ids = np.zeros(units, np.int64)  # published to the phase that was over last
+        self._published: Ids = np.zeros(units, np.int64)  # to the present one
+        self._latest: Ids | None = None
         self.needed: int = 0  # arrivals of a phase; 0: not initialised
         self.arrived: int = 0
         self.announced: int = 0  # bytes
@@ -33,11 +42,12 @@ class Barrier:
         self.needed = arrivals
         return "" if arrivals > 0 else "a barrier of no arrivals"
 
-    def arrive(self, nbytes: int, epoch: int) -> str:
-        """One arrival; what is wrong with it, or ""."""
+    def arrive(self, nbytes: int, epoch: int, known: Ids) -> str:
+        """One arrival, and what its warp knows; what is wrong with it, or ""."""
         if not self.needed:
             return "a barrier that was not initialised"
         self.epoch = max(self.epoch, epoch)
+        self._publish(known)
         self.arrived += 1
         self.announced += nbytes
         if self.arrived > self.needed:
@@ -45,14 +55,20 @@ class Barrier:
         self._settle()
         return ""
 
-    def copy(self, box: Box) -> str:
-        """A box whose bytes count here; what is wrong with that, or ""."""
+    def copy(self, box: Box, known: Ids) -> str:
+        """A box whose bytes count here, what is known of before; what is wrong with it, or ""."""
         if not self.needed:
             return "a box for a barrier that was not initialised"
         self.boxes.append(box)
         self.copied += 4 * box[1].size
+        self._publish(known)
         self._settle()
         return ""
+
+    def _publish(self, known: Ids) -> None:
+        if known is not self._latest:  # as of the next thread of a warp
+            np.maximum(self._published, known, out=self._published)
+            self._latest = known
 
     def _settle(self) -> None:
         """The phase is over when all have arrived and all bytes are there."""
@@ -61,6 +77,9 @@ class Barrier:
             self.arrived = self.announced = self.copied = 0
             self.ready += self.boxes
             self.boxes = []
+            self._published[self.unit] = self.over
+            self.known, self._published = self._published, np.zeros_like(self.known)
+            self._latest = None
 
     def is_over(self, parity: int) -> bool:
         """Whether the phase of a parity is: the one before the first, of parity 1, is."""
@@ -75,8 +94,9 @@ class Barrier:
 class Barriers:
     """The barriers of a group."""
 
-    def __init__(self) -> None:
-        self._of: dict[tuple[int, int], Barrier] = defaultdict(Barrier)  # by array and place in it
+    def __init__(self, clocks: Clocks) -> None:
+        self.clocks: Clocks = clocks
+        self._of: dict[tuple[int, int], Barrier] = {}  # by array and place in it
 
     def capability(self) -> Capability:
         """The statements of barriers."""
@@ -87,6 +107,9 @@ class Barriers:
 
     def at(self, array: int, number: int) -> Barrier:
         """A barrier of a shared array."""
+        if (array, number) not in self._of:
+            unit = self.clocks.columns.start + self.clocks.units.barrier(array, number)
+            self._of[array, number] = Barrier(unit, self.clocks.every.shape[1])
         return self._of[array, number]
 
     def _init(self, machine: Machine, index: int) -> None:
@@ -100,14 +123,19 @@ class Barriers:
         nbytes = operand_values(machine, index, 1) if op == "mbar_expect" else [0] * len(numbers)
         active = np.broadcast_to(machine.active, machine.shape)
         epochs = np.broadcast_to(machine.epoch, machine.shape)[active]
-        for number, n, epoch in zip(numbers, nbytes, epochs, strict=True):
-            check(machine, index, self.at(array, number).arrive(n, int(epoch)))
+        threads = active_threads(machine)
+        known = self.clocks.release(threads)
+        for number, n, epoch, thread in zip(numbers, nbytes, epochs, threads, strict=True):
+            text = self.at(array, number).arrive(n, int(epoch), known[thread // WARP])
+            check(machine, index, text)
 
     def _wait(self, machine: Machine, index: int) -> Iterator[None]:
         _, _, _, array = machine.ir.body[index]
         active = machine.active
         parity = operand_values(machine, index, 1)[0]
-        for number in sorted(set(barriers_of(machine, index, 0, array))):
+        numbers = np.array(barriers_of(machine, index, 0, array))
+        warps = np.array(active_threads(machine)) // WARP
+        for number in sorted(set(numbers.tolist())):
             barrier = self.at(array, number)
             if not barrier.needed:
                 raise machine.fault_here(index, "a barrier that was not initialised")
@@ -116,6 +144,7 @@ class Barriers:
                 yield
                 machine.narrow(active)
             machine.passed += 1
+            self.clocks.learn(np.unique(warps[numbers == number]), barrier.known)
             # What arrivals come after is seen by who has waited: a later epoch.
             later = np.maximum(machine.epoch, barrier.epoch + 1)
             machine.epoch = np.where(machine.active, later, machine.epoch)
