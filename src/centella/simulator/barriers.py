@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
-from centella.simulator.bulk import Asked, Boxes, active_threads, operand_values
+from centella.simulator.bulk import Boxes, active_threads, operand_values
 from centella.simulator.clocks import Clocks
 from centella.simulator.group_ops import WARP
 from centella.simulator.launch import Words
@@ -27,7 +28,6 @@ class Barrier:
         self.unit: int = unit
         self.known: Ids = np.zeros(units, np.int64)  # published to the phase that was over last
         self._published: Ids = np.zeros(units, np.int64)  # to the present one
-        self._latest: Ids | None = None
         self.needed: int = 0  # arrivals of a phase; 0: not initialised
         self.arrived: int = 0
         self.announced: int = 0  # bytes
@@ -42,17 +42,20 @@ class Barrier:
         self.needed = arrivals
         return "" if arrivals > 0 else "a barrier of no arrivals"
 
-    def arrive(self, nbytes: int, epoch: int, known: Ids) -> str:
-        """One arrival, and what its warp knows; what is wrong with it, or ""."""
+    def arrive(self, count: int, epoch: int, known: Ids, nbytes: int = 0) -> str:
+        """Arrivals of a warp, and what it knows; what is wrong with them, or ""."""
         if not self.needed:
             return "a barrier that was not initialised"
         self.epoch = max(self.epoch, epoch)
-        self._publish(known)
-        self.arrived += 1
         self.announced += nbytes
-        if self.arrived > self.needed:
-            return "more arrivals than the barrier waits for"
-        self._settle()
+        while count:
+            np.maximum(self._published, known, out=self._published)
+            now = min(count, self.needed - self.arrived)
+            if not now:
+                return "more arrivals than the barrier waits for"
+            self.arrived += now
+            count -= now
+            self._settle()
         return ""
 
     def copy(self, box: Box, known: Ids) -> str:
@@ -61,14 +64,9 @@ class Barrier:
             return "a box for a barrier that was not initialised"
         self.boxes.append(box)
         self.copied += 4 * box[1].size
-        self._publish(known)
+        np.maximum(self._published, known, out=self._published)
         self._settle()
         return ""
-
-    def _publish(self, known: Ids) -> None:
-        if known is not self._latest:  # as of the next thread of a warp
-            np.maximum(self._published, known, out=self._published)
-            self._latest = known
 
     def _settle(self) -> None:
         """The phase is over when all have arrived and all bytes are there."""
@@ -79,7 +77,6 @@ class Barrier:
             self.boxes = []
             self._published[self.unit] = self.over
             self.known, self._published = self._published, np.zeros_like(self.known)
-            self._latest = None
 
     def is_over(self, parity: int) -> bool:
         """Whether the phase of a parity is: the one before the first, of parity 1, is."""
@@ -120,22 +117,25 @@ class Barriers:
     def _arrive(self, machine: Machine, index: int) -> None:
         op, _, _, array = machine.ir.body[index]
         numbers = barriers_of(machine, index, 0, array)
-        nbytes = operand_values(machine, index, 1) if op == "mbar_expect" else [0] * len(numbers)
         active = np.broadcast_to(machine.active, machine.shape)
-        epochs = np.broadcast_to(machine.epoch, machine.shape)[active]
-        threads = active_threads(machine)
-        known = self.clocks.release(threads)
-        for number, n, epoch, thread in zip(numbers, nbytes, epochs, threads, strict=True):
-            text = self.at(array, number).arrive(n, int(epoch), known[thread // WARP])
-            check(machine, index, text)
+        epoch = int(np.broadcast_to(machine.epoch, machine.shape)[active].max())
+        known = self.clocks.release(active)
+        warps = [thread // WARP for thread in active_threads(machine)]
+        if op == "mbar_expect":
+            nbytes = operand_values(machine, index, 1)
+            for number, warp, n in zip(numbers, warps, nbytes, strict=True):
+                check(machine, index, self.at(array, number).arrive(1, epoch, known[warp], n))
+            return
+        for (number, warp), count in Counter(zip(numbers, warps, strict=True)).items():
+            check(machine, index, self.at(array, number).arrive(count, epoch, known[warp]))
 
     def _wait(self, machine: Machine, index: int) -> Iterator[None]:
         _, _, _, array = machine.ir.body[index]
         active = machine.active
         parity = operand_values(machine, index, 1)[0]
-        numbers = np.array(barriers_of(machine, index, 0, array))
-        warps = np.array(active_threads(machine)) // WARP
-        for number in sorted(set(numbers.tolist())):
+        which = barriers_of(machine, index, 0, array)
+        numbers = sorted(set(which))
+        for number in numbers:
             barrier = self.at(array, number)
             if not barrier.needed:
                 raise machine.fault_here(index, "a barrier that was not initialised")
@@ -144,7 +144,10 @@ class Barriers:
                 yield
                 machine.narrow(active)
             machine.passed += 1
-            self.clocks.learn(np.unique(warps[numbers == number]), barrier.known)
+            here = np.array(np.broadcast_to(active, machine.shape))
+            if len(numbers) > 1:
+                here[here] = np.array(which) == number
+            self.clocks.learn(self.clocks.warps_in(here), barrier.known)
             # What arrivals come after is seen by who has waited: a later epoch.
             later = np.maximum(machine.epoch, barrier.epoch + 1)
             machine.epoch = np.where(machine.active, later, machine.epoch)

@@ -23,11 +23,11 @@ Reads = list[list[tuple[int, Ids]]]  # by group of reads, the last one open: sha
 
 
 class Asked(NamedTuple):
-    """A copy that is asked for: of which phase of which barrier it is, what is known to come before."""
+    """A copy to shared memory, as it is asked for."""
 
-    unit: int
-    phase: int
-    known: Ids
+    unit: int  # of the barrier where it counts
+    phase: int  # of that barrier, from 1 on
+    known: Ids  # to whoever asks
 
 
 class Boxes(CopiesInFlight):
@@ -121,13 +121,13 @@ class Boxes(CopiesInFlight):
 def active_threads(machine: Machine) -> list[int]:
     """The active threads of the group."""
     active = np.broadcast_to(machine.active, machine.shape)[0]
-    return [int(thread) for thread in np.flatnonzero(active)]
+    return list(np.flatnonzero(active).tolist())
 
 
 def operand_values(machine: Machine, index: int, operand: int) -> list[int]:
     """The values of an operand in the active threads."""
     value = np.broadcast_to(machine.values[machine.ir.body[index][2][operand]], machine.shape)
-    return [int(v) for v in value[np.broadcast_to(machine.active, machine.shape)]]
+    return list(value[np.broadcast_to(machine.active, machine.shape)].tolist())
 
 
 def swizzled(chunks: Ids, swizzle: int) -> Ids:

@@ -17,8 +17,6 @@ for all, and their own accesses are told apart by epochs, as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from centella.simulator.bulk import Asked, Boxes
@@ -65,17 +63,27 @@ class Clocks:
         self.own: Ids = self.known[:, self.columns]  # of those of this group
         self.now: Ids = self.own.diagonal()  # its own clock, by warp
         self._own_unit = np.arange(units.warps) + self.columns.start
+        self._first_lanes = np.arange(units.warps) * WARP
+        self._begins = np.arange(rows.start, rows.stop) * every.shape[1] + self.columns.start
         self._go_on(np.arange(units.warps))
 
     def _go_on(self, warps: Ids) -> None:
         self.known[warps, self._own_unit[warps]] += 1
 
-    def release(self, threads: Iterable[int]) -> dict[int, Ids]:
+    def warps_in(self, threads: Mask) -> Ids:
+        """The warps that have threads in a mask of the group."""
+        return np.flatnonzero(np.logical_or.reduceat(threads.reshape(-1), self._first_lanes))
+
+    def release(self, threads: Mask) -> dict[int, Ids]:
         """What the warps of these threads publish, by warp; what they do next comes behind it."""
-        warps = sorted({thread // WARP for thread in threads})
-        published = {warp: self.known[warp].copy() for warp in warps}
-        self._go_on(np.array(warps))
+        warps = self.warps_in(threads)
+        published = dict(zip(warps.tolist(), self.known[warps], strict=True))
+        self._go_on(warps)
         return published
+
+    def knows(self, warps: Ids, units: Ids) -> Ids:
+        """How far warps know units of this group, one by one."""
+        return np.asarray(self.every.take(self._begins.take(warps) + units))
 
     def learn(self, warps: Ids | slice, published: Ids) -> None:
         """These warps know what was published."""
@@ -131,20 +139,23 @@ class Ordered(Boxes):
         self._clocks = clocks
         self._write_unit = np.zeros(words, np.int64)
         self._write_clock = np.zeros(words, np.int64)  # 0: nobody
-        self._reads = np.zeros((words, clocks.units.readers), np.int32)  # clocks
+        self._readers: int = clocks.units.readers
+        self._reads = np.zeros(words * self._readers, np.int32)  # clocks: of each word its units
+        self._threads: Ids = np.zeros(0, np.int64)  # of the present access
+        self._their_warps: Ids = self._threads
 
     def read(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread reads its word; the position and text of a fault, if any."""
         fault = super().read(words, threads, epochs)
         warps = self._warps(threads)
-        self._reads.reshape(-1)[words * self._reads.shape[1] + warps] = self._clocks.now[warps]
+        self._reads[words * self._readers + warps] = self._clocks.now.take(warps)
         return fault
 
     def write(self, words: Ids, threads: Ids, epochs: Ids) -> Fault | None:
         """Note that each thread writes its word; the position and text of a fault, if any."""
         fault = super().write(words, threads, epochs)
         warps = self._warps(threads)
-        self._write_unit[words], self._write_clock[words] = warps, self._clocks.now[warps]
+        self._write_unit[words], self._write_clock[words] = warps, self._clocks.now.take(warps)
         return fault
 
     def come(self, words: Ids, asked: Asked) -> Fault | None:
@@ -167,15 +178,17 @@ class Ordered(Boxes):
             clock = self._clocks.now[unit]
         else:
             unit, clock = self._clocks.end_products(products)
-        self._reads[words, unit] = clock
+        self._reads[words * self._readers + unit] = clock
 
     def _warps(self, threads: Ids) -> Ids:
-        return threads % self.workgroup // WARP
+        if threads is not self._threads:
+            self._threads, self._their_warps = threads, threads % self.workgroup // WARP
+        return self._their_warps
 
     def _written_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
         fault = super()._written_by_another(words, threads, epochs, what)
-        known = self._clocks.own[self._warps(threads), self._write_unit[words]]
-        late = self._write_clock[words] > known
+        known = self._clocks.knows(self._warps(threads), self._write_unit.take(words))
+        late = self._write_clock.take(words) > known
         return fault or self._unordered_write(words, late, f"{what} here")
 
     def _read_by_another(self, words: Ids, threads: Ids, epochs: Ids, what: str) -> Fault | None:
@@ -189,11 +202,11 @@ class Ordered(Boxes):
         at = int(late.argmax())
         if self._write_unit[words[at]] >= self._clocks.units.warps:
             return at, f"race: {what}, where a box came that this thread has not waited for"
-        return at, f"race: {what}, written by {self._name(self._writer[words[at]])}{UNORDERED}"
+        return at, f"race: {what}, written by {self._name(int(self._writer[words[at]]))}{UNORDERED}"
 
     def _unread(self, words: Ids, known: Ids, what: str) -> Fault | None:
         """The first of these accesses that does not know of all reads."""
-        late = self._reads[words] > known[:, : self._reads.shape[1]]
+        late = self._reads.reshape(-1, self._readers).take(words, 0) > known[:, : self._readers]
         if not np.count_nonzero(late):
             return None
         at, unit = divmod(int(late.argmax()), late.shape[1])

@@ -118,11 +118,11 @@ class Member:
         array = machine.ir.body[index][3]
         numbers, peers = barriers_of(machine, index, 0, array), self._named(machine, index, 1)
         threads = active_threads(machine)
-        known = self.barriers.clocks.release(threads)
+        known = self.barriers.clocks.release(np.broadcast_to(machine.active, machine.shape))
         for number, peer, thread in zip(numbers, peers, threads, strict=True):
             barrier = peer.barriers.at(array, number)
             # Epochs of this group say nothing there.
-            text = barrier.arrive(0, barrier.epoch, known[thread // WARP])
+            text = barrier.arrive(1, barrier.epoch, known[thread // WARP])
             check(machine, index, text)
 
     def _store(self, machine: Machine, index: int) -> None:

@@ -51,9 +51,9 @@ class SimulatedLaunch:
         self.ops: frozenset[str] = frozenset(
             "role" if op == "if" and attr is not None else op for op, _, _, attr in ir.body
         )
-        self.barriers: dict[int, int] = {  # of each shared array that has some, how many
-            attr[0]: ir.shared[attr[0]].words // 2 for op, _, _, attr in ir.body if op == "mbar_init"
-        }
+        arrays = {attr[0] for op, _, _, attr in ir.body if op == "mbar_init"}
+        # Of each shared array that has barriers, how many.
+        self.barriers: dict[int, int] = {n: ir.shared[n].words // 2 for n in sorted(arrays)}
         self.ends: dict[int, int] = matching(ir.body)
         self.plain: dict[str, Callable[..., Any]] = PLAIN | (FUSED if fused else UNFUSED)
         self.plain |= REGISTERS

@@ -24,7 +24,7 @@ from centella.simulator.copies import Copies, CopiesInFlight
 from centella.simulator.fragments import FRAGMENTS
 from centella.simulator.group_ops import GROUP_OPS
 from centella.simulator.launch import Order, SimulatedLaunch, Words, regions_of
-from centella.simulator.machine import DONE, Capability, Machine
+from centella.simulator.machine import DONE, Capability, Machine, NewCheck
 from centella.simulator.memory import MEMORY
 from centella.simulator.products import Products
 from centella.simulator.race_check import Mask, RaceCheck
@@ -135,6 +135,7 @@ def _run_groups(launch: SimulatedLaunch, first: int, count: int) -> None:
 
 def _machines(launch: SimulatedLaunch, first: int, count: int) -> list[Machine]:
     """The machines of these groups, with the capabilities that the kernel needs."""
+    kind: NewCheck
     if not launch.group_by_group:
         kind = CopiesInFlight if "cp_async" in launch.ops else RaceCheck
         machine = Machine(launch, first, count, kind)

@@ -93,13 +93,14 @@ def copy_boxes(
     _, _, _, (array, barriers, position) = machine.ir.body[index]
     source = machine.memory["global"][machine.ir.maps[position].argument]
     numbers, starts = barriers_of(machine, index, 1, barriers), operand_values(machine, index, 0)
-    known = clocks.known[np.array(active_threads(machine)) // WARP]
-    for first, number, groups, before in zip(starts, numbers, targets, known, strict=True):
+    threads = active_threads(machine)
+    for first, number, groups, thread in zip(starts, numbers, targets, threads, strict=True):
         words, element, inside = _box(machine, index, first, operand, position)
         check_inside(machine, index, array, words)
         bits = _read(machine, index, source, element, inside)
         for group in groups:
-            send(machine, index, group, number, (array, words, bits), barriers, before)
+            known = clocks.known[thread // WARP]
+            send(machine, index, group, number, (array, words, bits), barriers, known)
 
 
 def send(
