@@ -11,7 +11,7 @@ import pytest
 from centella import lang
 from centella.dtypes import f16, f32, u32
 from centella.errors import SimulationError
-from centella.lang import In, Out, ptx
+from centella.lang import In, InOut, Out, ptx
 from tests.support.lang_common import ORDERS, Tensor, empty, on_simulator, record, tensor
 
 WARP, WG = 32, 128
@@ -53,7 +53,9 @@ def told(y: Out[u32], *, by: int) -> None:
 def test_who_waits_for_another_barrier_is_not_told() -> None:
     np.testing.assert_array_equal(ran(told, threads=3 * WG, words=WG, by=0), np.arange(WG))
     text = f"race: read here, written by thread 0 of group 0 {UNORDERED} .thread 128 of group 0, "
-    with pytest.raises(SimulationError, match=rf"kernel 'told'.*{text}.*test_clocks.py:{LINE}"):
+    with pytest.raises(
+        SimulationError, match=rf"kernel 'told'.*{text}.*test_lang_clocks.py:{LINE}"
+    ):
         ran(told, threads=3 * WG, words=WG, by=1)
 
 
@@ -205,6 +207,57 @@ def test_who_meets_knows_what_all_know() -> None:
         SimulationError, match=f"race: read here, written by thread 0 .*{UNORDERED}"
     ):
         ran(meetings, how="wrong")
+
+
+def alone(y: Out[u32], *, before: bool) -> None:
+    """One thread of a warp waits, and the others read, who may have waited for something before."""
+    held, t = lang.shared(u32, WARP), lang.local_id()
+    there = ready(WARP, WARP)
+    with ptx.role(0, WARP):
+        held[t] = t
+        there.arrive(0)
+    with ptx.role(WG, WARP):
+        if before:
+            there.arrive(1)
+            there.wait(1, 0)
+        with lang.if_(t % WARP == 0):
+            there.wait(0, 0)
+        y[t - WG] = held[t - WG]
+
+
+def test_a_warp_is_taken_for_one() -> None:
+    """A race on a GPU, which the simulator sees only in threads that have waited for nothing."""
+    np.testing.assert_array_equal(ran(alone, words=WARP, before=True), np.arange(WARP))
+    with pytest.raises(SimulationError, match=f"race: read here, written by thread .*{UNORDERED}"):
+        ran(alone, words=WARP, before=False)
+
+
+def elsewhere(y: Out[u32], z: InOut[u32], *, atomic: bool) -> None:
+    """Who waits for another barrier reads what was changed atomically, or device memory."""
+    held, t = lang.shared(u32, WARP), lang.local_id()
+    there = ready(WARP, WARP)
+    with lang.if_(t < WARP):
+        held[t] = 0
+    lang.barrier()
+    with ptx.role(0, WARP):
+        if atomic:
+            lang.atomic_add(held, t, 3)
+        else:
+            z[t] = 3
+        there.arrive(0)
+    with ptx.role(2 * WG, WARP):
+        there.arrive(1)
+    with ptx.role(WG, WARP):
+        there.wait(1, 0)
+        y[t - WG] = held[t - WG] if atomic else z[t - WG]
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_atomics_and_device_memory(atomic: bool) -> None:
+    """Races on a GPU, which the simulator does not see: the reader has waited for something."""
+    tensors = {"y": empty((WARP,), u32), "z": tensor(np.zeros(WARP), u32)}
+    on_simulator(record(elsewhere, tensors, 3 * WG, atomic=atomic), tensors, 1)
+    np.testing.assert_array_equal(tensors["y"].bits(), np.full(WARP, 3))
 
 
 # -- copies and products ---------------------------------------------------------------------------
