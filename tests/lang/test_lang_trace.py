@@ -1257,6 +1257,14 @@ SHOWN = {
     "The simulator runs a kernel for Hopper": "hopper.boxes_and_products",
     "It reports access to the memory": "hopper.the_simulator_reports",
     "It cannot report a missing `init_fence`": "hopper.the_simulator_reports",
+    "Who has waited for a phase": "clocks.who_waits_for_another_barrier_is_not_told "
+    "clocks.a_box_is_overwritten_once_it_is_read clocks.order_is_passed_on",
+    "A wait orders nothing else": "clocks.who_waits_for_another_barrier_is_not_told "
+    "clocks.a_phase_tells_what_was_published_to_it",
+    "The simulator has a vector clock": "clocks.slots_that_are_used_too_early "
+    "clocks.who_has_not_waited_does_not_know_a_box",
+    "One thread arrives or waits": "clocks.slots_are_used_again clocks.a_warp_is_taken_for_one",
+    "Within a warp, of atomics": "clocks.a_warp_is_taken_for_one clocks.atomics_and_device_memory",
     "A launch whose groups meet by": "grids.more_groups_than_a_device_holds_are_refused",
     "The simulator runs them together and": "grids.faults_are_seen",
     "A cluster is part of the kernel": "clusters.the_head_has_the_cluster",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,6 +45,18 @@ def mistakes(ir: KernelIR) -> Iterator[Mutation]:
 def mutations(ir: KernelIR) -> Iterator[tuple[str, KernelIR]]:
     """Kernels with one mistake each, and what it is."""
     return ((mistake.label, mistake.of(ir)) for mistake in mistakes(ir))
+
+
+def changed(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
+    """A module of kernels whose text has other passages, each in the place of one."""
+    text = inspect.getsource(module)
+    for before, behind in changes:
+        assert text.count(before) == 1, before
+        text = text.replace(before, behind)
+    copy = ModuleType(module.__name__)
+    copy.__file__ = file = inspect.getfile(module)
+    exec(compile(text, file, "exec"), vars(copy))
+    return copy
 
 
 def _insert(ir: KernelIR, at: int, new: Sequence[Statement], changed: Statement) -> KernelIR:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
-from centella.simulator.bulk import Boxes, operand_values
+from centella.simulator.bulk import Boxes, active_threads, operand_values
+from centella.simulator.clocks import Clocks
+from centella.simulator.group_ops import WARP
 from centella.simulator.launch import Words
 from centella.simulator.machine import Capability, Machine
 from centella.simulator.race_check import Ids
@@ -16,9 +18,16 @@ Box = tuple[int, Ids, Words]  # shared array, its words, their bits
 
 
 class Barrier:
-    """A memory barrier (PTX ISA, "mbarrier")."""
+    """A memory barrier (PTX ISA, "mbarrier").
 
-    def __init__(self) -> None:
+    Args:
+        unit: that counts its phases; units: all that there are.
+    """
+
+    def __init__(self, unit: int, units: int) -> None:
+        self.unit: int = unit
+        self.known: Ids = np.zeros(units, np.int64)  # published to the phase that was over last
+        self._published: Ids = np.zeros(units, np.int64)  # to the present one
         self.needed: int = 0  # arrivals of a phase; 0: not initialised
         self.arrived: int = 0
         self.announced: int = 0  # bytes
@@ -33,24 +42,29 @@ class Barrier:
         self.needed = arrivals
         return "" if arrivals > 0 else "a barrier of no arrivals"
 
-    def arrive(self, nbytes: int, epoch: int) -> str:
-        """One arrival; what is wrong with it, or ""."""
+    def arrive(self, count: int, epoch: int, known: Ids, nbytes: int = 0) -> str:
+        """Arrivals of a warp, and what it knows; what is wrong with them, or ""."""
         if not self.needed:
             return "a barrier that was not initialised"
         self.epoch = max(self.epoch, epoch)
-        self.arrived += 1
         self.announced += nbytes
-        if self.arrived > self.needed:
-            return "more arrivals than the barrier waits for"
-        self._settle()
+        while count:
+            np.maximum(self._published, known, out=self._published)
+            now = min(count, self.needed - self.arrived)
+            if not now:
+                return "more arrivals than the barrier waits for"
+            self.arrived += now
+            count -= now
+            self._settle()
         return ""
 
-    def copy(self, box: Box) -> str:
-        """A box whose bytes count here; what is wrong with that, or ""."""
+    def copy(self, box: Box, known: Ids) -> str:
+        """A box whose bytes count here, what is known of before; what is wrong with it, or ""."""
         if not self.needed:
             return "a box for a barrier that was not initialised"
         self.boxes.append(box)
         self.copied += 4 * box[1].size
+        np.maximum(self._published, known, out=self._published)
         self._settle()
         return ""
 
@@ -61,6 +75,8 @@ class Barrier:
             self.arrived = self.announced = self.copied = 0
             self.ready += self.boxes
             self.boxes = []
+            self._published[self.unit] = self.over
+            self.known, self._published = self._published, np.zeros_like(self.known)
 
     def is_over(self, parity: int) -> bool:
         """Whether the phase of a parity is: the one before the first, of parity 1, is."""
@@ -75,8 +91,9 @@ class Barrier:
 class Barriers:
     """The barriers of a group."""
 
-    def __init__(self) -> None:
-        self._of: dict[tuple[int, int], Barrier] = defaultdict(Barrier)  # by array and place in it
+    def __init__(self, clocks: Clocks) -> None:
+        self.clocks: Clocks = clocks
+        self._of: dict[tuple[int, int], Barrier] = {}  # by array and place in it
 
     def capability(self) -> Capability:
         """The statements of barriers."""
@@ -87,6 +104,9 @@ class Barriers:
 
     def at(self, array: int, number: int) -> Barrier:
         """A barrier of a shared array."""
+        if (array, number) not in self._of:
+            unit = self.clocks.columns.start + self.clocks.units.barrier(array, number)
+            self._of[array, number] = Barrier(unit, self.clocks.every.shape[1])
         return self._of[array, number]
 
     def _init(self, machine: Machine, index: int) -> None:
@@ -97,17 +117,25 @@ class Barriers:
     def _arrive(self, machine: Machine, index: int) -> None:
         op, _, _, array = machine.ir.body[index]
         numbers = barriers_of(machine, index, 0, array)
-        nbytes = operand_values(machine, index, 1) if op == "mbar_expect" else [0] * len(numbers)
         active = np.broadcast_to(machine.active, machine.shape)
-        epochs = np.broadcast_to(machine.epoch, machine.shape)[active]
-        for number, n, epoch in zip(numbers, nbytes, epochs, strict=True):
-            check(machine, index, self.at(array, number).arrive(n, int(epoch)))
+        epoch = int(np.broadcast_to(machine.epoch, machine.shape)[active].max())
+        known = self.clocks.release(active)
+        warps = [thread // WARP for thread in active_threads(machine)]
+        if op == "mbar_expect":
+            nbytes = operand_values(machine, index, 1)
+            for number, warp, n in zip(numbers, warps, nbytes, strict=True):
+                check(machine, index, self.at(array, number).arrive(1, epoch, known[warp], n))
+            return
+        for (number, warp), count in Counter(zip(numbers, warps, strict=True)).items():
+            check(machine, index, self.at(array, number).arrive(count, epoch, known[warp]))
 
     def _wait(self, machine: Machine, index: int) -> Iterator[None]:
         _, _, _, array = machine.ir.body[index]
         active = machine.active
         parity = operand_values(machine, index, 1)[0]
-        for number in sorted(set(barriers_of(machine, index, 0, array))):
+        which = barriers_of(machine, index, 0, array)
+        numbers = sorted(set(which))
+        for number in numbers:
             barrier = self.at(array, number)
             if not barrier.needed:
                 raise machine.fault_here(index, "a barrier that was not initialised")
@@ -116,6 +144,10 @@ class Barriers:
                 yield
                 machine.narrow(active)
             machine.passed += 1
+            here = np.array(np.broadcast_to(active, machine.shape))
+            if len(numbers) > 1:
+                here[here] = np.array(which) == number
+            self.clocks.learn(self.clocks.warps_in(here), barrier.known)
             # What arrivals come after is seen by who has waited: a later epoch.
             later = np.maximum(machine.epoch, barrier.epoch + 1)
             machine.epoch = np.where(machine.active, later, machine.epoch)

@@ -9,6 +9,7 @@ group: the machine has one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,14 @@ from centella.simulator.race_check import NOBODY, Fault, Ids, Mask, fault_at
 APART = " with no cluster barrier between"
 CHUNK = 16  # bytes
 Reads = list[list[tuple[int, Ids]]]  # by group of reads, the last one open: shared array, words
+
+
+class Asked(NamedTuple):
+    """A copy to shared memory, as it is asked for."""
+
+    unit: int  # of the barrier where it counts
+    phase: int  # of that barrier, from 1 on
+    known: Ids  # to whoever asks
 
 
 class Boxes(CopiesInFlight):
@@ -52,7 +61,7 @@ class Boxes(CopiesInFlight):
         mine = np.flatnonzero(self._unfenced)
         self._unfenced[mine[active[self._writer[mine] % self.workgroup]]] = False
 
-    def come(self, words: Ids) -> Fault | None:
+    def come(self, words: Ids, asked: Asked) -> Fault | None:
         """A box is on its way to these words; the position and text of a fault, if any."""
         fault = self._busy(words)
         self._coming[words] = True
@@ -75,8 +84,10 @@ class Boxes(CopiesInFlight):
         np.add.at(self._read, words, 1)
         return fault
 
-    def stop_reading(self, words: Ids, threads: Ids, epochs: Ids) -> None:
-        """A thread has waited until they have been read."""
+    def stop_reading(
+        self, words: Ids, threads: Ids, epochs: Ids, products: int | None = None
+    ) -> None:
+        """A thread, or a warpgroup for its products, has waited until they have been read."""
         np.subtract.at(self._read, words, 1)
         self._reader[words], self._read_epoch[words] = threads, epochs
 
@@ -110,13 +121,13 @@ class Boxes(CopiesInFlight):
 def active_threads(machine: Machine) -> list[int]:
     """The active threads of the group."""
     active = np.broadcast_to(machine.active, machine.shape)[0]
-    return [int(thread) for thread in np.flatnonzero(active)]
+    return list(np.flatnonzero(active).tolist())
 
 
 def operand_values(machine: Machine, index: int, operand: int) -> list[int]:
     """The values of an operand in the active threads."""
     value = np.broadcast_to(machine.values[machine.ir.body[index][2][operand]], machine.shape)
-    return [int(v) for v in value[np.broadcast_to(machine.active, machine.shape)]]
+    return list(value[np.broadcast_to(machine.active, machine.shape)].tolist())
 
 
 def swizzled(chunks: Ids, swizzle: int) -> Ids:
@@ -160,13 +171,19 @@ def start_reading(machine: Machine, index: int, array: int, words: Ids, thread: 
         check_fault(machine, index, array, words, fault)
 
 
-def retire(machine: Machine, groups: Reads, pending: int, thread: int) -> None:
-    """What all groups but the latest ones read, they have read, as this thread knows."""
+def retire(
+    machine: Machine, groups: Reads, pending: int, thread: int, products: int | None = None
+) -> None:
+    """What all groups but the latest ones read, they have read, as this thread knows.
+
+    Args:
+        products: the warpgroup whose they are.
+    """
     done = max(len(groups) - 1 - pending, 0)
     for array, words in (read for group in groups[:done] for read in group):
         race_check = machine.memory["shared"][array].race_check
         if isinstance(race_check, Boxes):
-            race_check.stop_reading(words, *ids_of(machine, words, thread))
+            race_check.stop_reading(words, *ids_of(machine, words, thread), products)
     del groups[:done]
 
 

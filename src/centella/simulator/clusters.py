@@ -22,9 +22,10 @@ from centella.simulator.bulk import (
     ids_of,
     operand_values,
 )
-from centella.simulator.group_ops import meet
+from centella.simulator.group_ops import WARP, meet
 from centella.simulator.launch import Region
 from centella.simulator.machine import Capability, Machine
+from centella.simulator.race_check import Ids
 from centella.simulator.tma import Target, copy_boxes, send
 
 
@@ -39,6 +40,7 @@ class Member:
         self.arrived_in: int = 0  # the epoch
         self.waited: int = 0
         self.cluster_epochs: list[int] = []  # of rank 0: the epoch that each cluster barrier begins
+        self.published: list[Ids] = []  # of rank 0: what arrivals at each cluster barrier publish
         self.over: bool = False
         peers.append(self)
 
@@ -65,6 +67,11 @@ class Member:
             text = "cluster_arrive twice, with no cluster_wait between"
             raise machine.fault_here(index, text)
         self.arrived += 1
+        published = self.peers[0].published
+        if len(published) < self.arrived:
+            published.append(self.barriers.clocks.arrive())
+        else:
+            np.maximum(published[-1], self.barriers.clocks.arrive(), out=published[-1])
         self.arrived_in = int(machine.epoch.max())
 
     def _wait(self, machine: Machine, index: int) -> Iterator[None]:
@@ -78,6 +85,7 @@ class Member:
             machine.narrow(active)
         machine.passed += 1
         self.waited = self.arrived
+        self.barriers.clocks.learn(slice(None), self.peers[0].published[self.waited - 1])
         cluster_epochs = self.peers[0].cluster_epochs
         if len(cluster_epochs) < self.arrived:  # the first group to go on
             cluster_epochs.append(1 + max(peer.arrived_in for peer in self.peers))
@@ -109,10 +117,13 @@ class Member:
     def _arrive_at(self, machine: Machine, index: int) -> None:
         array = machine.ir.body[index][3]
         numbers, peers = barriers_of(machine, index, 0, array), self._named(machine, index, 1)
-        for number, peer in zip(numbers, peers, strict=True):
+        threads = active_threads(machine)
+        known = self.barriers.clocks.release(np.broadcast_to(machine.active, machine.shape))
+        for number, peer, thread in zip(numbers, peers, threads, strict=True):
             barrier = peer.barriers.at(array, number)
-            # Epochs of this group say nothing there: such an arrival orders no writes.
-            check(machine, index, barrier.arrive(0, barrier.epoch))
+            # Epochs of this group say nothing there.
+            text = barrier.arrive(1, barrier.epoch, known[thread // WARP])
+            check(machine, index, text)
 
     def _store(self, machine: Machine, index: int) -> None:
         _, _, operands, (array, barriers) = machine.ir.body[index]
@@ -130,7 +141,8 @@ class Member:
             check_inside(machine, index, array, words)
             bits = np.array([v[thread] for v in values]).view(np.uint32)
             target = Target(peer.shared, peer.barriers)
-            send(machine, index, target, number, (array, words, bits), barriers)
+            known = self.barriers.clocks.known[thread // WARP]
+            send(machine, index, target, number, (array, words, bits), barriers, known)
 
     def _multicast(self, machine: Machine, index: int) -> None:
         targets: list[list[Target]] = []
@@ -141,7 +153,7 @@ class Member:
             ranks = [rank for rank in range(len(self.peers)) if mask >> rank & 1]
             members = [self._reach(machine, index, rank) for rank in ranks]
             targets.append([Target(member.shared, member.barriers) for member in members])
-        copy_boxes(machine, index, 3, targets)
+        copy_boxes(machine, index, 3, targets, self.barriers.clocks)
 
     def _load(self, machine: Machine, index: int) -> None:
         _, type_, _, position = machine.ir.body[index]

@@ -16,6 +16,7 @@ class CopiesInFlight(RaceCheck):
     def __init__(self, words: int, workgroup: int, known: Mask) -> None:
         super().__init__(words, workgroup, known)
         self._carrier = np.full(words, NOBODY, np.int64)
+        self._flying: bool = False  # since the first copy
         self._group = np.zeros(words, np.int64)
         self._bits = np.zeros(words, np.uint32)
 
@@ -32,6 +33,7 @@ class CopiesInFlight(RaceCheck):
     ) -> Fault | None:
         """Note that each thread starts a copy to its word, in its `groups`-th group."""
         fault = self.write(words, threads, epochs)
+        self._flying = True
         self._carrier[words], self._group[words], self._bits[words] = threads, groups, bits
         return fault
 
@@ -44,6 +46,8 @@ class CopiesInFlight(RaceCheck):
         return words, threads, self._bits[words]
 
     def _in_flight(self, words: Ids, what: str) -> Fault | None:
+        if not self._flying:
+            return None
         flying = self._carrier[words] != NOBODY
         if not flying.any():
             return None

@@ -50,6 +50,9 @@ class SimulatedLaunch:
         self.group_by_group: bool = bool(ir.first(HOPPER | BARRIERS | {"role"})) or ir.cluster > 1
         self.ops: frozenset[str] = ir.ops
         self.ends: dict[int, int] = ir.ends
+        arrays = {attr[0] for op, _, _, attr in ir.body if op == "mbar_init"}
+        # Of each shared array that has barriers, how many.
+        self.barriers: dict[int, int] = {n: ir.shared[n].words // 2 for n in sorted(arrays)}
         self.plain: dict[str, Callable[..., Any]] = PLAIN | (FUSED if fused else UNFUSED)
         self.plain |= REGISTERS
         # A generator for each group of a cluster.

@@ -29,6 +29,7 @@ UNDEFINED = 0x7FC0DEAD  # shared memory before the first store: a NaN that is ea
 
 Rule = Callable[["Machine", int], None]
 Wait = Callable[["Machine", int], Iterator[None]]
+NewCheck = Callable[[int, int, Mask], RaceCheck]  # of words and threads of a group, what is known
 
 
 class Capability(Struct, frozen=True):
@@ -47,7 +48,7 @@ class Machine:
     """Groups of a launch that run together: registers, masks, control flow and memory."""
 
     def __init__(
-        self, launch: SimulatedLaunch, first: int, count: int, race_check: type[RaceCheck]
+        self, launch: SimulatedLaunch, first: int, count: int, race_check: NewCheck
     ) -> None:
         ir = launch.ir
         self.launch: SimulatedLaunch = launch
@@ -74,7 +75,7 @@ class Machine:
         self._ids: dict[tuple[int, ...], tuple[Ids, Ids]] = {}
         self.narrow(np.ones((1, 1), np.bool_))
 
-    def _shared_arrays(self, count: int, race_check: type[RaceCheck]) -> list[Region]:
+    def _shared_arrays(self, count: int, race_check: NewCheck) -> list[Region]:
         regions = []
         for k, array in enumerate(self.ir.shared):
             total = count * array.words

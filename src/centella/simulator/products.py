@@ -132,7 +132,7 @@ class Products:
     def _wait(self, machine: Machine, index: int) -> None:
         pending = machine.ir.body[index][3]
         for group in warpgroups(machine, index):
-            retire(machine, self._reads[group], pending, group * WARPGROUP)
+            retire(machine, self._reads[group], pending, group * WARPGROUP, group)
             fragments = self._fragments[group]
             del fragments[: max(len(fragments) - 1 - pending, 0)]
 

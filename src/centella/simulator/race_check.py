@@ -1,7 +1,8 @@
 """The race check: who wrote and who read each word, so that races and unwritten reads are seen.
 
 Threads are numbered over the whole launch. An epoch counts the barriers that a group has passed;
-two accesses of one group in one epoch have no order. Two groups never have one.
+two accesses of one group in one epoch have no order. Two groups never have one. What barriers in
+shared memory order is in `clocks.py`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -17,12 +18,13 @@ from centella.lang.ir import KernelIR
 from centella.simulator.atomics import ATOMICS
 from centella.simulator.barriers import Barriers
 from centella.simulator.bulk import Boxes
+from centella.simulator.clocks import Clocks, Ordered, clocks_of
 from centella.simulator.clusters import Member
 from centella.simulator.copies import Copies, CopiesInFlight
 from centella.simulator.fragments import FRAGMENTS
 from centella.simulator.group_ops import GROUP_OPS
 from centella.simulator.launch import Order, SimulatedLaunch, Words, regions_of
-from centella.simulator.machine import DONE, Capability, Machine
+from centella.simulator.machine import DONE, Capability, Machine, NewCheck
 from centella.simulator.memory import MEMORY
 from centella.simulator.products import Products
 from centella.simulator.race_check import Mask, RaceCheck
@@ -133,6 +135,7 @@ def _run_groups(launch: SimulatedLaunch, first: int, count: int) -> None:
 
 def _machines(launch: SimulatedLaunch, first: int, count: int) -> list[Machine]:
     """The machines of these groups, with the capabilities that the kernel needs."""
+    kind: NewCheck
     if not launch.group_by_group:
         kind = CopiesInFlight if "cp_async" in launch.ops else RaceCheck
         machine = Machine(launch, first, count, kind)
@@ -140,11 +143,17 @@ def _machines(launch: SimulatedLaunch, first: int, count: int) -> list[Machine]:
         return [machine]
     machines: list[Machine] = []
     peers: list[Member] = []
+    clocks: list[Clocks] = []
     for group in range(first, first + count):
-        machine, barriers = Machine(launch, group, 1, Boxes), Barriers()
+        clocks = clocks or clocks_of(launch)
+        mine = clocks.pop(0)
+        kind = partial(Ordered, mine) if launch.barriers else Boxes
+        machine, barriers = Machine(launch, group, 1, kind), Barriers(mine)
         member = Member(machine.memory["shared"], barriers, peers)
         stateful = (Copies(), Products(), Tma(barriers), barriers, member)
         machine.use(*STATELESS, ROLES, *(part.capability() for part in stateful))
+        if launch.barriers:
+            machine.use(mine.capability())
         machines.append(machine)
     return machines
 

@@ -11,6 +11,7 @@ import numpy as np
 from centella.lang.ir import HALF
 from centella.simulator.barriers import Barriers, Box, barriers_of, check
 from centella.simulator.bulk import (
+    Asked,
     Boxes,
     Reads,
     active_threads,
@@ -22,6 +23,8 @@ from centella.simulator.bulk import (
     start_reading,
     swizzled,
 )
+from centella.simulator.clocks import Clocks
+from centella.simulator.group_ops import WARP
 from centella.simulator.launch import Region, Words
 from centella.simulator.machine import UNDEFINED, Capability, Machine
 from centella.simulator.race_check import Ids, Mask, RaceCheck
@@ -51,7 +54,8 @@ class Tma:
 
     def _load(self, machine: Machine, index: int) -> None:
         own = Target(machine.memory["shared"], self._barriers)
-        copy_boxes(machine, index, 2, [[own] for _ in active_threads(machine)])
+        targets = [[own] for _ in active_threads(machine)]
+        copy_boxes(machine, index, 2, targets, self._barriers.clocks)
 
     def _store(self, machine: Machine, index: int) -> None:
         _, _, _, (array, position) = machine.ir.body[index]
@@ -79,32 +83,43 @@ class Tma:
 
 
 def copy_boxes(
-    machine: Machine, index: int, operand: int, targets: Sequence[Sequence[Target]]
+    machine: Machine, index: int, operand: int, targets: Sequence[Sequence[Target]], clocks: Clocks
 ) -> None:
     """Have boxes on their way: of each active thread to its targets, at one address in each.
 
     Args:
-        operand: the first one that is a coordinate.
+        operand: the first one that is a coordinate; clocks: of the group that asks.
     """
     _, _, _, (array, barriers, position) = machine.ir.body[index]
     source = machine.memory["global"][machine.ir.maps[position].argument]
     numbers, starts = barriers_of(machine, index, 1, barriers), operand_values(machine, index, 0)
-    for first, number, groups in zip(starts, numbers, targets, strict=True):
+    threads = active_threads(machine)
+    for first, number, groups, thread in zip(starts, numbers, targets, threads, strict=True):
         words, element, inside = _box(machine, index, first, operand, position)
         check_inside(machine, index, array, words)
         bits = _read(machine, index, source, element, inside)
         for group in groups:
-            send(machine, index, group, number, (array, words, bits), barriers)
+            known = clocks.known[thread // WARP]
+            send(machine, index, group, number, (array, words, bits), barriers, known)
 
 
-def send(machine: Machine, index: int, group: Target, number: int, box: Box, barriers: int) -> None:
-    """Have words on their way to a group, to be counted at one of its barriers."""
+def send(
+    machine: Machine, index: int, group: Target, number: int, box: Box, barriers: int, known: Ids
+) -> None:
+    """Have words on their way to a group, to be counted at one of its barriers.
+
+    Args:
+        known: what the warp that asks knows to come before.
+    """
     array, words, _ = box
     region = group.shared[array]
+    barrier = group.barriers.at(barriers, number)
     if isinstance(region.race_check, Boxes):
-        check_fault(machine, index, array, words, region.race_check.come(words))
+        unit = group.barriers.clocks.units.barrier(barriers, number)
+        fault = region.race_check.come(words, Asked(unit, barrier.over + 1, known))
+        check_fault(machine, index, array, words, fault)
     region.words[words] = UNDEFINED
-    check(machine, index, group.barriers.at(barriers, number).copy(box))
+    check(machine, index, barrier.copy(box, known))
 
 
 def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Mask) -> Words:

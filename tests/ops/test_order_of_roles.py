@@ -1,0 +1,123 @@
+"""Kernels whose roles meet by barriers in shared memory: each step that orders them is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from centella.emit.program import Call, Kernel
+from centella.errors import SimulationError
+from centella.ops.matmul import streamed_kernel, streamed_rows, wgmma, whole_rows
+from centella.ops.quant import streamed as streamed_blocks
+from centella.simulator.run import simulate
+from centella.specs import Spec
+from tests.ops import test_streamed_blocks, test_streamed_rows, test_wgmma, test_whole_rows
+from tests.support.launched import laid_out, parameters, traced
+from tests.support.mutations import changed
+
+Build = Callable[[], tuple[Call, list[Spec]]]
+Change = tuple[str, str]
+AROUND = "            for k in range(share // DEPTH):\n"  # products of a stage
+RELEASE = """\
+            with lang.if_(lane == 0):
+                shared.empty.arrive(stage)
+"""
+RUN = "            self._run(begins, step * ACROSS + self.part, stage)\n"
+OF_TILES = """\
+        with lang.if_(leader & (step > 0)):
+            shared.empty.arrive(before)
+"""
+OF_WHOLE_ROWS = """\
+            with lang.if_(leader & (step > 0)) if half == 0 else lang.if_(leader):
+                shared.release(before)
+"""
+
+
+def of_rows() -> tuple[Call, list[Spec]]:
+    call, specs = test_streamed_rows.product_of(16, 270, 648)
+    return call, list(specs)
+
+
+def of_one_row() -> tuple[Call, list[Spec]]:
+    call, specs = test_streamed_rows.product_of(1, 530, 648)
+    return call, list(specs)
+
+
+def of_blocks() -> tuple[Call, list[Spec]]:
+    (call,), specs = test_streamed_blocks.product_of("q8_0", 16, 530, 1152)
+    return call, specs
+
+
+def of_tiles() -> tuple[Call, list[Spec]]:
+    launch, _ = test_wgmma.lowered(130, 300, 520)
+    return launch.call, [launch.a, launch.b, launch.call.tensors[-1].spec]
+
+
+def of_whole_rows() -> tuple[Call, list[Spec]]:
+    asked = test_whole_rows.form(300, 64, 264, extras=())
+    call, _ = test_whole_rows.launched(asked)
+    return call, [*asked.inputs, *asked.outputs]
+
+
+WAIT = "lang.ptx.wgmma_wait(1)\n"
+OF_BLOCKS = RELEASE.replace("lane", "self.lane")
+READ, WRITTEN, COMES = "written here, read by", "read here, written by", "a box comes here, read by"
+# The launch, its kernel's module, what stands elsewhere or nowhere, the race.
+CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
+    "sums are overwritten": (
+        of_rows, streamed_rows, [("meet(shared, turn)  # sums are written anew\n", "\n")], READ,
+    ),
+    "sums are read": (
+        of_rows, streamed_rows, [("meet(shared, turn)\n        store", "store")], WRITTEN,
+    ),
+    "a stage is released": (
+        of_rows, streamed_rows, [(RELEASE, ""), (AROUND, RELEASE + AROUND)], COMES,
+    ),
+    "sums of one row are read": (
+        of_one_row, streamed_kernel, [("meeting()\n        _store(", "_store(")], WRITTEN,
+    ),
+    "a stage of one row is released": (
+        of_one_row, streamed_kernel, [(RELEASE, ""), (AROUND, RELEASE + AROUND)], COMES,
+    ),
+    "planes are read": (
+        of_blocks, streamed_blocks, [("shared.told.wait(slot, self.beside.parity)\n", "\n")],
+        WRITTEN,
+    ),
+    "sums of blocks are overwritten": (
+        of_blocks, streamed_blocks, [("meet()  # sums are written anew\n", "\n")], READ,
+    ),
+    "a stage of blocks is released": (
+        of_blocks, streamed_blocks, [(RUN + OF_BLOCKS, OF_BLOCKS + RUN)], COMES,
+    ),
+    "a stage of tiles is released": (
+        of_tiles, wgmma, [(8 * " " + WAIT + OF_TILES, OF_TILES + 8 * " " + WAIT)], COMES,
+    ),
+    "a piece of whole rows is released": (
+        of_whole_rows, whole_rows,
+        [(12 * " " + WAIT + OF_WHOLE_ROWS, OF_WHOLE_ROWS + 12 * " " + WAIT)], COMES,
+    ),
+}  # fmt: skip
+
+
+def run(call: Call, specs: list[Spec]) -> None:
+    """Run a launch in few groups, so that each takes several blocks."""
+    rng, ir = np.random.default_rng(0), traced(call)
+    arrays: list[Any] = [test_streamed_blocks.filled(rng, spec) for spec in specs[:-1]]
+    words = [laid_out(a, spec) for a, spec in zip(arrays, specs, strict=False)]
+    words.append(laid_out(None, specs[-1]))
+    simulate(ir, words, parameters(call, ir), min(call.groups, 4), resident=2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_comes_too_early_is_a_race(name: str) -> None:
+    build, module, changes, text = CASES[name]
+    call, specs = build()
+    copy = changed(module, *changes)
+    kernel = next(k for k in vars(copy).values() if isinstance(k, Kernel))
+    with pytest.raises(SimulationError, match=rf"kernel '{call.kernel.name}': .* race: {text}"):
+        run(replace(call, kernel=kernel), specs)
