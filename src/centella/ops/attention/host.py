@@ -82,7 +82,7 @@ def host(form: Form[AttentionAttrs]) -> HostProgram | None:
 
 
 def _block(
-    q: Array, k: Array, v: Array, scale: np.float32, out: Array, own: int | None
+    q: Array, k: Array, v: Array, scale: np.float32, out: Array, own: int | None = None
 ) -> None:  # fmt: skip
     """Some queries of some heads, all of which see all keys; or keys up to their own.
 
