@@ -745,7 +745,8 @@ DTYPE_MISTAKES = {
     "f.silu_gate(x, 2.0)": "silu_gate: expected a Tensor, got float; ct.asarray makes one",
     "f.arange(2, dtype='bool', device=x.device)": "arange: expected a numeric dtype, got bool",
     "f.arange(300, dtype='u8', device=x.device)": "arange: expected a number that fits u8, got 299",
-    "f.arange(0, 1, 0.25, 'i32', device=x.device)": "arange: expected a number that fits i32, got 0.75",
+    "f.arange(0, 1, 0.25, 'i32', device=x.device)":
+        "arange: expected a number that fits i32, got 0.75",
     "f.gather(x, x)": "gather: expected i32 indices, got f32",
     "f.argsort(x > 0)": "argsort: expected a numeric dtype, got bool",
     "f.scatter(x > 0, i[:, 0], x > 0, reduce='add')":
