@@ -611,6 +611,14 @@ def test_who_has_not_waited_reads_early_wherever_it_stands() -> None:
         record(apart, tensors, 256, how="role", fault="stored")
 
 
+@pytest.mark.parametrize("how", ["role", "loop", "branch", "branches"])
+def test_who_has_not_waited_does_before_it_ends(how: str) -> None:
+    """A launch none of whose threads waits could end before those that the next one reads from."""
+    tensors = {"x": empty((256,), u32), "table": empty((256,), u32), "y": empty((256,), u32)}
+    text = emit_ptx(record(apart, tensors, 256, how=how), "sm_90a")
+    assert text.endswith("griddepcontrol.wait;\n  ret;\n}\n") == (how == "role")
+
+
 def test_what_is_read_early_is_known() -> None:
     """Only that passes by the read-only cache: of the rest a line may be from before."""
     tensors = {n: tensor(np.arange(32, dtype=np.uint32), u32) for n in ("x", "table")}

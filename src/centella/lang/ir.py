@@ -380,6 +380,12 @@ def unawaited(body: Sequence[Statement]) -> list[int]:
     return before
 
 
+def may_end_unawaited(body: Sequence[Statement]) -> bool:
+    """True when a thread may end without a wait for the launches before, which others say."""
+    end: Statement = ("barrier", "", (), None)
+    return unawaited([*body, end])[-1:] == [len(body)]
+
+
 def matching(body: Sequence[Statement]) -> dict[int, int]:
     """For each statement that opens a block (`else` too), the one that closes it."""
     ends: dict[int, int] = {}

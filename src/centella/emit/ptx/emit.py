@@ -16,7 +16,7 @@ from centella.emit.ptx.tables import (
 )
 from centella.emit.ptx.writer import Rule, Writer
 from centella.errors import DeviceError, TraceError
-from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
+from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR, may_end_unawaited
 
 IN_HEAD = ("resident", "cluster")  # the entry's head has them
 PREFETCH_VERSION = "7.4"  # which knows .level::prefetch_size
@@ -51,7 +51,9 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
         if not has and (op := ir.first(ops)):
             raise TraceError(f"kernel {ir.name!r}: {op} needs {needed}, got {arch}")
     _write_body(w)
-    return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, "  ret;", "}", ""])
+    # A launch whose threads all end unawaited would end before the launches before it.
+    last = ["  griddepcontrol.wait;"] if may_end_unawaited(ir.body) else []
+    return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, *last, "  ret;", "}", ""])
 
 
 def _write_body(w: Writer) -> None:
