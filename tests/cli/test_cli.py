@@ -387,7 +387,9 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     text = failed("embed", "--file", tmp_path / "zeros.txt", *tiny)
     assert text.endswith("zeros.txt: binary: it has NUL bytes")
     (tmp_path / "none.txt").write_bytes(b"")
-    assert "no text; try" in failed("embed", "--file", tmp_path / "none.txt", *tiny)
+    assert "none.txt: expected lines, got none" in failed(
+        "embed", "--file", tmp_path / "none.txt", *tiny
+    )
     assert "unknown device 'gpu'; expected cpu" in failed("embed", "a", "--device", "gpu", *tiny)
     missing = failed("embed", "a", "--model", tmp_path / "nope", "--device", "cpu")
     assert "expected a model folder" in missing

@@ -32,6 +32,11 @@ def test_texts_in_order(tmp_path: Path) -> None:
     assert json.loads(call(*devices).stdout)["ranked"] == found
     assert "give texts or --file, not both" in failed(*command, "a", "--file", lines)
     assert "rank: no text" in failed(*command)
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(["", *DOCUMENTS, " "]))
+    numbered = json.loads(call(*command, "--json", "--file", lines).stdout)["ranked"]
+    assert numbered == [r | {"row": r["row"] + 1} for r in found]  # blank lines are not ranked
+    assert "expected a text that is not blank, got 2 blank" in failed(*command, "", " ")
     labels = with_tokenizer("bert-labels", tmp_path)
     refused = failed(*command, "a", "--instruction", "b")
     assert "instruction: expected none: this model reads two texts and no prompt" in refused

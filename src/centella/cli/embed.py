@@ -19,7 +19,7 @@ from centella.cli.escape import in_line
 from centella.cli.loading import device_kind, load_shown
 from centella.cli.options import BatchSize, Device, Devices, Dtype, Json, Model, ShowLedger
 from centella.cli.output import err, err_ledger, out, out_json, progress
-from centella.cli.reading import lines_of
+from centella.cli.reading import texts_of
 from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
@@ -122,7 +122,7 @@ def run(
     """
     if output is not None:
         _expect_vectors(output)
-    lines = _texts(texts or [], file)
+    lines = texts_of("embed", texts or [], file, "centella embed 'a sentence'")
     settings: dict[str, Any] = {
         "prompt_name": prompt_name,
         "dim": dim,
@@ -228,16 +228,6 @@ def _save(
             raise
         file.finish(work.texts, model)
     return open_vectors(output).vectors
-
-
-def _texts(texts: list[str], file: str | None) -> list[str]:
-    if texts and file is not None:
-        raise CentellaError("embed: give texts or --file, not both")
-    if file is not None:
-        texts = lines_of("embed", file)
-    if not texts:
-        raise CentellaError("embed: no text; try: centella embed 'a sentence'")
-    return texts
 
 
 def _show(work: Work) -> None:

@@ -10,7 +10,7 @@ from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
 from centella.cli.options import BatchSize, Device, Devices, Json, ShowLedger
 from centella.cli.output import err_ledger, out, out_json
-from centella.cli.reading import lines_of
+from centella.cli.reading import texts_of
 from centella.errors import CentellaError
 from centella.ledger.counts import ledger
 
@@ -39,30 +39,32 @@ def run(
     devices: Devices = None, batch_size: BatchSize = 32, as_json: Json = False,
     show_ledger: ShowLedger = False,
 ) -> None:  # fmt: skip
-    """Print the texts, the best first, with their scores.
+    """Print the texts, the best first, with their scores; blank ones are in no answer.
 
     Raises:
-        CentellaError: no text, both kinds of text, or what loading and ranking raise.
+        CentellaError: no text, only blank ones, both kinds of text, or what loading and ranking
+            raise.
         OSError: for a file that cannot be read.
     """
     if not question.strip():
         raise CentellaError("rank: the question is empty")
-    if texts and file is not None:
-        raise CentellaError("rank: give texts or --file, not both")
-    documents = lines_of("rank", file) if file is not None else texts
-    if not documents:
-        raise CentellaError("rank: no text; try: centella rank --model DIR 'question' 'a text'")
+    example = "centella rank --model DIR 'question' 'a text'"
+    documents = texts_of("rank", texts or [], file, example)
+    rows = [row for row, text in enumerate(documents) if text.strip()]
+    if not rows:
+        raise CentellaError(f"rank: expected a text that is not blank, got {len(documents)} blank")
     ranker = load_shown(model, device, "auto", task="classify", devices=devices)
     with ledger() as led:
         ranked = ranker.rank(
-            question, documents, top, instruction=instruction, batch_size=batch_size
-        )
+            question, [documents[row] for row in rows], top, instruction=instruction,
+            batch_size=batch_size,
+        )  # fmt: skip
     if as_json:
-        rows = [{"row": r.index, "score": r.score, "text": r.text} for r in ranked]
-        out_json({"question": question, "ranked": rows})
+        answers = [{"row": rows[r.index], "score": r.score, "text": r.text} for r in ranked]
+        out_json({"question": question, "ranked": answers})
     else:
         wide = len(str(len(documents) - 1))
         for r in ranked:
-            out(f"{r.score:.4f}  {r.index:>{wide}}  {in_line(r.text)}".rstrip())
+            out(f"{r.score:.4f}  {rows[r.index]:>{wide}}  {in_line(r.text)}".rstrip())
     if show_ledger:
         err_ledger(led)

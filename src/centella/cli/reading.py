@@ -114,6 +114,26 @@ def read_text(path: Path, pipes: bool = False) -> str:
             raise NotTextError(reason(error)) from error
 
 
+def texts_of(command: str, texts: list[str], file: str | None, example: str) -> list[str]:
+    """The texts of a command line, or the lines of its --file.
+
+    Args:
+        example: a command to try where there is no text.
+
+    Raises:
+        CentellaError: both kinds of text, or none.
+    """
+    if texts and file is not None:
+        raise CentellaError(f"{command}: give texts or --file, not both")
+    if file is not None:
+        texts = lines_of(command, file)
+        if not texts:
+            raise CentellaError(f"{command}: --file {in_line(file)}: expected lines, got none")
+    if not texts:
+        raise CentellaError(f"{command}: no text; try: {example}")
+    return texts
+
+
 def lines_of(command: str, file: str) -> list[str]:
     """The lines of a file, or of stdin for "-"; a blank one is a text too, so that rows are lines.
 

@@ -19,7 +19,7 @@ from centella.errors import CentellaError, ContractError
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
 from centella.tasks.search import Index
-from centella.weights.vectors import open_vectors
+from centella.weights.vectors import SUFFIXES, open_vectors
 
 Vectors = Annotated[str, typer.Argument(metavar="INDEX", help="A .npy, .parquet or .arrow file.")]
 Questions = Annotated[list[str], typer.Argument(metavar="QUESTION...", help="What to look for.")]
@@ -61,6 +61,11 @@ def run(
         raise CentellaError(
             f"{index}: expected a file of vectors, got a folder; centella demo --over FOLDER "
             f"searches text files, centella embed --file F --output V.npy embeds lines"
+        )
+    if Path(index).suffix not in SUFFIXES:
+        raise CentellaError(
+            f"{in_line(index)}: expected a file of {', '.join(SUFFIXES)}; centella embed "
+            f"--file {in_line(shlex.quote(index))} --output vectors.npy makes one of lines of text"
         )
     stored = open_vectors(index)
     rows, dim = stored.vectors.shape
