@@ -252,6 +252,25 @@ def stmatrix(registers: list[list[int]], transposed: bool) -> list[list[int]]:
     return rows + [[]] * (32 - len(rows))
 
 
+def mma_bytes(brought: list[tuple[list[int], ...]], kind: type[Any]) -> list[list[int]]:
+    """Registers of c in each lane (PTX ISA, "Matrix Fragments for mma.m16n8k32")."""
+    a, b, c = np.zeros((16, 32), int), np.zeros((32, 8), int), np.zeros((16, 8), int)
+    for lane, (sums, left, right) in enumerate(brought):
+        group, within = lane // 4, lane % 4 * 4
+        for i, word in enumerate(left):
+            row, column = group + i % 2 * 8, within + i // 2 * 16
+            a[row, column : column + 4] = np.array([word], "<u4").view(kind)
+        for i, word in enumerate(right):
+            b[within + i * 16 : within + i * 16 + 4, group] = np.array([word], "<u4").view(np.int8)
+        for i, word in enumerate(sums):
+            c[group + i // 2 * 8, lane % 4 * 2 + i % 2] = np.array(word, np.uint32).view(np.int32)
+    c = c + a @ b
+    return [
+        [int(c[lane // 4 + i // 2 * 8, lane % 4 * 2 + i % 2]) & 0xFFFFFFFF for i in range(4)]
+        for lane in range(32)
+    ]
+
+
 def mma(brought: list[tuple[list[int], ...]], kind: DType) -> list[list[int]]:
     """Registers of c in each lane (PTX ISA, "Matrix Fragments for mma.m16n8k16")."""
     a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
@@ -421,6 +440,9 @@ def together(key: str, brought: list[Any]) -> list[Any]:
             assert int(parts[4][1:]) == len(lanes[0])
             answers += stmatrix(lanes, "trans" in parts)
         elif parts[0] == "mma":
+            if parts[3] == "m16n8k32":
+                answers += mma_bytes(lanes, {"s8": np.int8, "u8": np.uint8}[parts[7]])
+                continue
             assert parts[1:7] == ["sync", "aligned", "m16n8k16", "row", "col", "f32"]
             answers += mma(lanes, {"f16": f16, "bf16": bf16}[parts[7]])
         else:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from centella import lang
-from centella.dtypes import DType, bf16, f16, f32, i8, narrow, u32, widen
+from centella.dtypes import DType, bf16, f16, f32, i8, i32, narrow, u8, u32, widen
 from centella.emit.program import program_of
 from centella.emit.ptx import emit_ptx
 from centella.emit.wgsl import emit_wgsl
@@ -193,6 +193,37 @@ def widened_case(
     return record(widened, tensors, 32, zero=zero), tensors
 
 
+def integers(w: In[u32], x: In[u32], z: Out[u32], y: Out[i32, 2], *, kind: DType) -> None:
+    """[16, 32] bytes by [32, 8] i8, whose columns lie in memory; bytes in another order."""
+    t, dtype = lang.local_id(), f16
+    height, width = ptx.Fragment(dtype, (16, 16)), ptx.Fragment(dtype, (16, 8))
+    total = ptx.Fragment(i32, (16, 8))
+    total.fill(-7)
+    for register in range(4):
+        height[register] = w[(t // 4 + register % 2 * 8) * 8 + (t % 4 + register // 2 * 4)]
+    for register in range(2):
+        width[register] = x[t // 4 * 8 + (t % 4 + register * 4)]
+    ptx.mma_bytes(total, height, width, kind)
+    ptx.mma_bytes(total, height, width, kind)
+    total[1] = total[1] + 1
+    for register in range(4):
+        row, column = total.place(register)
+        y[row, column] = total[register]
+    z[t] = ptx.permute_bytes(w[t], x[t], (6, 3, 0, 4))
+
+
+def integers_case(kind: DType) -> tuple[KernelIR, dict[str, Tensor]]:
+    rng = np.random.default_rng(11)
+    left, right = rng.integers(0, 256, (16, 32), np.uint8), rng.integers(0, 256, (8, 32), np.uint8)
+    left[3], right[5] = 128, 128
+    tensors = {
+        "w": tensor(left.reshape(-1).view(np.uint32), u32),
+        "x": tensor(right.reshape(-1).view(np.uint32), u32),
+        "z": empty((32,), u32), "y": empty((16, 8), i32),
+    }  # fmt: skip
+    return record(integers, tensors, 32, kind=kind), tensors
+
+
 def larger(x: In[storage], z: Out[f32], y: Out[u32]) -> None:
     """A chunk a thread: the larger of it and another thread's, as words and as values."""
     t = lang.local_id()
@@ -294,6 +325,22 @@ def test_integers_become_factors(dtype: DType, zero: int | None) -> None:
     np.testing.assert_allclose(tensors["y"].numpy(), wanted, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", [i8, u8], ids=str)
+def test_bytes_are_multiplied_exactly(kind: DType) -> None:
+    ir, tensors = integers_case(kind)
+    on_simulator(ir, tensors, 1)
+    words = [tensors[name].bits().reshape(rows, 8) for name, rows in (("w", 16), ("x", 8))]
+    left = np.ascontiguousarray(words[0]).view(kind.numpy).astype(np.int64)
+    right = np.ascontiguousarray(words[1]).view(np.int8).astype(np.int64)
+    wanted = 2 * (left @ right.T) - 7
+    wanted[:8, 1::2] += 1  # register 1
+    np.testing.assert_array_equal(tensors["y"].numpy(), wanted)
+    each = [np.ascontiguousarray(w).view(np.uint8).reshape(-1, 4) for w in words]
+    eight = np.concatenate([each[0][:32], each[1][:32]], 1)
+    got = np.ascontiguousarray(tensors["z"].bits()).view(np.uint8).reshape(-1, 4)
+    np.testing.assert_array_equal(got, eight[:, [6, 3, 0, 4]])
+
+
 @HALVES
 def test_pairs_of_halves_have_their_larger(dtype: DType) -> None:
     """NaN above all; infinities, zeros of both signs, subnormals."""
@@ -328,7 +375,7 @@ CASES: dict[str, Callable[[DType], tuple[KernelIR, dict[str, Tensor]]]] = {
     "loads": lambda dtype: loads_case(dtype, False), "chained": chained_case,
     "loads transposed": lambda dtype: loads_case(dtype, True), "widened": widened_case,
     "positive": lambda dtype: widened_case(dtype, 0), "less 8": lambda d: widened_case(d, 8),
-    "larger": larger_case,
+    "larger": larger_case, "i8": lambda _: integers_case(i8), "u8": lambda _: integers_case(u8),
 }  # fmt: skip  # a table
 
 
@@ -656,6 +703,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "residents": (lambda: ptx.resident(0), "a Python number of groups from 1 to 32, got 0"),
     "groups": (lambda: ptx.cp_async_wait(-1), "a Python number of groups, got -1"),
     "integers": (lambda: ptx.widen_i8(1, f32), "widen_i8 gives f16 or bf16, got f32"),
+    "sums of bytes": (
+        lambda: ptx.mma_bytes(sums(), factor(), factor((16, 8)), i8), "mma_bytes takes i32 .16, 8."
+    ),
+    "bytes": (lambda: ptx.permute_bytes(1, 2, (0, 1, 2, 8)), "four numbers of bytes, 0 to 7"),
     "numbers": (lambda: ptx.widen_u7(1, f32), "widen_u7 gives f16 or bf16, less 0 to 127, got f32"),
     "zero": (lambda: ptx.widen_u7(1, f16, 128), "less 0 to 127, got f16, 128"),
     "words of sums": (

@@ -1205,6 +1205,8 @@ SHOWN = {
     "tiles.columns_further_right_are_one_operation_away",
     "| `ptx.mma_sync(c": "tiles.a_product_in_every_layout tiles.texts_assemble",
     "| `ptx.widen_i8(word, dtype)`": "tiles.integers_become_factors tiles.refused",
+    "| `ptx.mma_bytes(c": "tiles.bytes_are_multiplied_exactly tiles.texts_assemble",
+    "| `ptx.permute_bytes(a": "tiles.bytes_are_multiplied_exactly tiles.refused",
     "| `ptx.widen_u7(word, dtype": "tiles.integers_become_factors tiles.refused",
     "| `ptx.max_pairs(a, b, dtype)`": "tiles.pairs_of_halves_have_their_larger tiles.refused",
     "| `ptx.fetch_lines(source": "tiles.lines_are_fetched_where_it_is_asked_for tiles.lines_come_from_what_nobody_writes",

@@ -88,6 +88,12 @@ def _widen_u7(type_: str, attr: tuple[str, int, int], word: Array) -> Array:
     return (_pack_f16 if name == "f16" else _pack_bf16)(low, high)
 
 
+def _permute_bytes(type_: str, order: tuple[int, ...], a: Array, b: Array) -> Array:
+    words = [(a, b)[byte // 4] >> 8 * (byte % 4) & 255 for byte in order]
+    result: Array = words[0] | words[1] << 8 | words[2] << 16 | words[3] << 24
+    return result
+
+
 def _halves(kind: str, word: Array) -> list[Array]:
     """The two values of a word of f16 or bf16."""
     if kind == "f16":
@@ -130,6 +136,7 @@ TYPED: dict[str, Callable[..., Any]] = {
     "unpack_f16": _unpack_f16,
     "widen_i8": _widen_i8,
     "widen_u7": _widen_u7,
+    "permute_bytes": _permute_bytes,
     "extract": lambda type_, lane, chunk: chunk[lane],
 }
 REDUCE: dict[str, tuple[np.ufunc, Callable[[np.dtype[Any]], Any]]] = {

@@ -35,9 +35,11 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     ex2(x)             2 to the x by the target's own function
     widen_i8(w)        attr: (dtype, half); two i8 of a word as f16 or bf16
     widen_u7(w)        attr: (dtype, half, zero); two numbers of 0 to 127 of a word, less zero
+    permute_bytes(w, v)    attr: which four of their eight bytes
     max_f16(w, v) max_bf16(w, v)   the larger of the lower halves and of the upper ones
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
-    mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third
+    mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third; with
+                       i8 or u8, of the second's bytes, these are integers
     cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
     cp_async_commit()  cp_async_wait()   attr: groups that may still be on their way
     fetch_lines()      attr: (argument index, bytes that its loads bring to L2)
@@ -107,7 +109,15 @@ CLUSTER = frozenset(
 )
 FROM_90 = CLUSTER | BARRIERS | {"stmatrix", "launch_dependents", "await_launches"}  # and later
 AMPERE = (FRAGMENT_WRITES - HOPPER) | COPIES | {"fragment", "fragment_get", "widen_i8", "widen_u7"}
-AMPERE |= {"max_f16", "max_bf16", "resident", "fetch_lines", "grid", "grid_barrier"}
+AMPERE |= {
+    "max_f16",
+    "max_bf16",
+    "permute_bytes",
+    "resident",
+    "fetch_lines",
+    "grid",
+    "grid_barrier",
+}
 PTX_ONLY = AMPERE | FROM_90 | HOPPER
 ATOMICS = "add min max and or xor exchange compare_exchange".split()
 GLOBAL_ATOMICS = frozenset(f"atomic_{name}" for name in ATOMICS)
@@ -139,7 +149,7 @@ PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
     "groups lane subgroup_size param grid warpgroup cluster_rank ex2 widen_i8 widen_u7 max_f16 "
-    "max_bf16".split()
+    "max_bf16 permute_bytes".split()
 )
 
 

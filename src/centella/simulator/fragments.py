@@ -73,8 +73,8 @@ def _stmatrix(machine: Machine, index: int) -> None:
 def _mma(machine: Machine, index: int) -> None:
     meet(machine, index)
     _, _, (c, a, b), dtype = machine.ir.body[index]
-    values = machine.values
-    machine.assign(c, product(values[c], values[a], values[b], dtype))
+    values, multiply = machine.values, product_of_bytes if dtype in ("i8", "u8") else product
+    machine.assign(c, multiply(values[c], values[a], values[b], dtype))
 
 
 FRAGMENTS = Capability({
@@ -118,19 +118,40 @@ def rows_of(registers: Words, transposed: bool) -> Words:
 
 def product(c: Array, a: Words, b: Words, dtype: str) -> Array:
     """`mma`: c + a b, whose products are exact, added to c one by one in f32, k ascending."""
-    warps = c.shape[1] * c.shape[2] // WARP
-    left = _halves(a, (2, 2, warps, 8, 4, 2), (2, 1, 3, 0, 4, 5), dtype).reshape(warps, 16, 16)
-    right = _halves(b, (2, warps, 8, 4, 2), (1, 0, 3, 4, 2), dtype).reshape(warps, 16, 8)
-    # Of c, register 2 r + h is row 8 r + lane / 4, column 2 (lane % 4) + h.
-    matrices = c.reshape(2, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1).reshape(warps, 16, 8)
-    for k in range(16):
+    left, right = _factors(a, b, dtype, dtype)
+    matrices = _sums(c)
+    for k in range(left.shape[-1]):
         matrices = matrices + left[:, :, k, None] * right[:, k, None, :]
-    matrices = matrices.reshape(warps, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3)
-    return np.ascontiguousarray(matrices).reshape(c.shape)
+    return _registers(matrices, c.shape)
 
 
-def _halves(words: Words, shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Array:
-    """The halves of a fragment's words as f32, with their axes in another order."""
+def product_of_bytes(c: Array, a: Words, b: Words, dtype: str) -> Array:
+    """`mma` of integers: c + a b, which wraps around."""
+    left, right = (factor.astype(np.int32) for factor in _factors(a, b, dtype, "i8"))
+    return _registers(_sums(c) + left @ right, c.shape)
+
+
+def _factors(a: Words, b: Words, *dtypes: str) -> tuple[Array, Array]:
+    """The factors [warp, 16, k] and [warp, k, 8], of as many elements as words have."""
+    warps, per = a.shape[1] * a.shape[2] // WARP, ALL[dtypes[0]].per_word
+    left = _elements(a, (2, 2, warps, 8, 4, per), (2, 1, 3, 0, 4, 5), dtypes[0])
+    right = _elements(b, (2, warps, 8, 4, per), (1, 0, 3, 4, 2), dtypes[1])
+    return left.reshape(warps, 16, 8 * per), right.reshape(warps, 8 * per, 8)
+
+
+def _sums(c: Array) -> Array:
+    """Sums [warp, 16, 8]: register 2 r + h is row 8 r + lane / 4, column 2 (lane % 4) + h."""
+    return c.reshape(2, 2, -1, 8, 4).transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
+
+
+def _registers(sums: Array, shape: tuple[int, ...]) -> Array:
+    """The registers of sums."""
+    registers = sums.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+    return np.ascontiguousarray(registers).reshape(shape)
+
+
+def _elements(words: Words, shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Array:
+    """The elements of a fragment's words, those of 16 bits as f32, with their axes reordered."""
     kind = ALL[dtype]
-    halves = np.ascontiguousarray(words).view(kind.numpy).reshape(shape).transpose(order)
-    return np.asarray(widen(halves, kind))
+    elements = np.ascontiguousarray(words).view(kind.numpy).reshape(shape).transpose(order)
+    return np.asarray(widen(elements, kind) if kind.is_float else elements)

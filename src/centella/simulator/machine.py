@@ -232,7 +232,7 @@ class Machine:
                 i += 1
                 continue
             if op in TYPED:
-                values[i] = TYPED[op](type_, attr, values[args[0]])
+                values[i] = TYPED[op](type_, attr, *[values[a] for a in args])
             elif op == "if":
                 if attr is not None:
                     yield from self.waits["role"](self, i)

@@ -174,10 +174,17 @@ def _widen_u7(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"fma.rn.bf16x2 {w.result(i)}, {bytes_}, {one}, {less};")
 
 
+def _permute_bytes(w: Writer, i: int, statement: Statement) -> None:
+    _, _, (a, b), order = statement
+    selector = sum(byte << 4 * at for at, byte in enumerate(order))
+    operands = f"{w.in_register(a)}, {w.in_register(b)}"
+    w.emit(f"prmt.b32 {w.result(i)}, {operands}, {selector:#06x};")
+
+
 RULES: dict[str, Rule] = {
     "const": _const, "param": _param, **dict.fromkeys(FIXED, _identity), "cast": _convert,
     "bitcast": _convert, "div": _divide, "rem": _divide, "shl": _shift, "shr": _shift,
     "minn": _nan_extreme, "maxn": _nan_extreme, "select": _select, "eq": _equal,
     "unpack_f16": _unpack_f16, "pack_f16": _pack, "pack_bf16": _pack, "widen_i8": _widen_i8,
-    "widen_u7": _widen_u7,
+    "widen_u7": _widen_u7, "permute_bytes": _permute_bytes,
 }  # fmt: skip  # a table

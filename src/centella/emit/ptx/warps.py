@@ -12,6 +12,8 @@ from centella.emit.ptx.writer import Rule, Writer, braced
 from centella.errors import TraceError
 from centella.lang.ir import Statement
 
+BYTES = {"i8": "s8", "u8": "u8"}  # of the first factor
+
 
 def _fragment(w: Writer, i: int, statement: Statement) -> None:
     type_, count = statement[3]
@@ -58,6 +60,10 @@ def _matrices(w: Writer, statement: Statement) -> tuple[str, str, str]:
 def _mma(w: Writer, i: int, statement: Statement) -> None:
     _, _, tiles, dtype = statement
     c, a, b = (braced(w.chunks[t]) for t in tiles)
+    if dtype in BYTES:
+        kinds = f"s32.{BYTES[dtype]}.s8.s32"
+        w.emit(f"mma.sync.aligned.m16n8k32.row.col.{kinds} {c}, {a}, {b}, {c};")
+        return
     w.emit(f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {c}, {a}, {b}, {c};")
 
 

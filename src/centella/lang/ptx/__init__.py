@@ -1,8 +1,8 @@
 """What NVIDIA GPUs alone can do, for kernels (PTX ISA): a kernel that uses it has no WGSL.
 
-`Fragment`, `SharedTile`, `mma_sync`, `ldmatrix`, `widen_i8`, `widen_u7`, `cp_async` and its groups
-from sm_80 on; `stmatrix` and clusters from sm_90 on; warpgroups, memory barriers and the copy
-engine on sm_90a (docs/kernel-language.md, "PTX alone").
+`Fragment`, `SharedTile`, `mma_sync`, `mma_bytes`, `ldmatrix`, `widen_i8`, `widen_u7`, `cp_async`
+and its groups from sm_80 on; `stmatrix` and clusters from sm_90 on; warpgroups, memory barriers and
+the copy engine on sm_90a (docs/kernel-language.md, "PTX alone").
 """
 
 from centella.lang.ptx.bulk import (
@@ -33,7 +33,9 @@ from centella.lang.ptx.intrinsics import (
     launch_dependents,
     ldmatrix,
     max_pairs,
+    mma_bytes,
     mma_sync,
+    permute_bytes,
     resident,
     stmatrix,
     widen_i8,
@@ -56,8 +58,8 @@ __all__ = [
     "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "await_launches", "cluster",
     "cluster_arrive", "cluster_load", "cluster_rank", "cluster_size", "cluster_wait", "cp_async",
     "cp_async_commit", "cp_async_wait", "fetch_lines", "grid", "grid_barrier", "init_fence",
-    "launch_dependents", "ldmatrix", "max_pairs", "mma_sync", "resident", "role", "stmatrix",
-    "tma_load", "tma_store", "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier",
-    "warpgroup_uniform", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_held", "wgmma_wait",
-    "widen_i8", "widen_u7",
+    "launch_dependents", "ldmatrix", "max_pairs", "mma_bytes", "mma_sync", "permute_bytes",
+    "resident", "role", "stmatrix", "tma_load", "tma_store", "tma_store_commit", "tma_store_wait",
+    "warpgroup", "warpgroup_barrier", "warpgroup_uniform", "wgmma", "wgmma_commit", "wgmma_fence",
+    "wgmma_held", "wgmma_wait", "widen_i8", "widen_u7",
 ]  # fmt: skip  # a table

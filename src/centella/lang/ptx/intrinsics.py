@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from centella.dtypes import DType, f32
+from centella.dtypes import DType, f32, i8, i32, u8
 from centella.errors import TraceError
 from centella.lang.memory import Argument
 from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile, whole_warps
@@ -44,6 +44,38 @@ def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
             f"{', '.join(f'{x.dtype.name} {x.shape}' for x in (c, a, b))}"
         )
     t.effect("mma", "", (c.handle, a.handle, b.handle), a.dtype.name)
+
+
+def mma_bytes(c: Fragment, a: Fragment, b: Fragment, dtype: DType) -> None:
+    """c += a b of integers by the tensor cores: bytes [16, 32] by i8 [32, 8], i32 sums.
+
+    PTX ISA, "Warp-level Matrix Instructions: mma" (mma.sync.aligned.m16n8k32.row.col.s32); sm_80.
+    Exact: sums wrap around as i32 do.
+
+    Factors are fragments of 16-bit elements whose registers have four bytes each, as `ldmatrix`
+    brings stored bytes. Thread `lane` of a warp holds, of a, in register r the bytes (row, column)
+    to (row, column + 3) with row = lane / 4 + 8 (r % 2), column = 4 (lane % 4) + 16 (r / 2); of b
+    (row, column) to (row + 3, column) with row = 4 (lane % 4) + 16 r, column = lane / 4; of c what
+    it holds with `mma_sync`.
+
+    Args:
+        dtype: of the bytes of a, i8 or u8.
+
+    Whole warps come here together, all of the group or of a role.
+
+    Raises:
+        TraceError: for fragments that do not fit, another dtype, in divergent control flow, or for
+            a workgroup that is no multiple of 32 threads.
+    """
+    t = current()
+    whole_warps(t, "mma_bytes")
+    fit = c.dtype is i32 and a.dtype in HALVES and b.dtype in HALVES and dtype in (i8, u8)
+    if not fit or (a.shape, b.shape) != ((16, 16), (16, 8)):
+        raise TraceError(
+            f"mma_bytes takes i32 (16, 8), words of a 16-bit (16, 16) and (16, 8), and i8 or u8, "
+            f"got {', '.join(f'{x.dtype.name} {x.shape}' for x in (c, a, b))} and {dtype.name}"
+        )
+    t.effect("mma", "", (c.handle, a.handle, b.handle), dtype.name)
 
 
 def widen_i8(word: Value, dtype: DType) -> tuple[Expr, Expr]:
@@ -81,6 +113,21 @@ def widen_u7(word: Value, dtype: DType, zero: int = 0) -> tuple[Expr, Expr]:
     bits = expr_of(t, word, "u32")
     low, high = (t.pure("widen_u7", "u32", (bits,), (dtype.name, half, zero)) for half in range(2))
     return low, high
+
+
+def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int]) -> Expr:
+    """A word of four bytes of two words: 0 to 3 are those of a, 4 to 7 those of b, lowest first.
+
+    PTX ISA, "Data Movement and Conversion Instructions: prmt"; one instruction.
+
+    Raises:
+        TraceError: unless `order` is four numbers from 0 to 7.
+    """
+    if len(order) != 4 or any(byte not in range(8) for byte in order):
+        raise TraceError(f"permute_bytes takes four numbers of bytes, 0 to 7, got {order!r}")
+    t = current()
+    operands = (expr_of(t, a, "u32"), expr_of(t, b, "u32"))
+    return t.pure("permute_bytes", "u32", operands, tuple(order))
 
 
 def max_pairs(a: Value, b: Value, dtype: DType) -> Expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from centella.dtypes import DType, bf16, f16, f32
+from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.errors import TraceError
 from centella.lang.groups import local_id
 from centella.lang.memory import Shared
@@ -45,8 +45,10 @@ class Fragment:
     Sums of `wgmma`, and the factor of `wgmma_held`, lie in the registers of a warpgroup's 128
     threads; while a product is under way nobody may touch them: a `TraceError`, until `wgmma_wait`.
 
+    A factor of `mma_bytes` is one of 16-bit elements of the same registers: each has two bytes.
+
     Args:
-        dtype: f16 or bf16 for a factor, f32 for sums.
+        dtype: f16 or bf16 for a factor, f32 for sums, i32 for those of `mma_bytes`.
         shape: of a factor (16, 16) for A [m, k], (16, 8) for B [k, n], (64, 16) for A of
             `wgmma_held`; of sums (16, 8), or (64, n) for `wgmma`, n a multiple of 8 up to 256:
             C [m, n].
@@ -57,19 +59,21 @@ class Fragment:
 
     def __init__(self, dtype: DType, shape: tuple[int, int]) -> None:
         t = current()
-        registers = (FACTORS if dtype in HALVES else SUMS if dtype is f32 else {}).get(shape)
+        sums = dtype in (f32, i32)
+        registers = (FACTORS if dtype in HALVES else SUMS if sums else {}).get(shape)
         if dtype is f32 and shape[0] == WIDE and shape[1] in range(8, 257, 8):
             registers = shape[1] // 2
         if registers is None:
             raise TraceError(
-                f"a Fragment is f16 or bf16 of (16, 16), (16, 8) or (64, 16), or f32 of (16, 8) or "
-                f"(64, 8 to 256 in eights); got {dtype.name} of {shape}"
+                f"a Fragment is f16 or bf16 of (16, 16), (16, 8) or (64, 16), i32 of (16, 8), or "
+                f"f32 of (16, 8) or (64, 8 to 256 in eights); got {dtype.name} of {shape}"
             )
         self.dtype: DType = dtype
         self.shape: tuple[int, int] = shape
         self.registers: int = registers
         self._written = False
-        self._type = "f32" if dtype is f32 else "u32"
+        self._sums = sums
+        self._type = dtype.name if sums else "u32"
         index = t.emit("fragment", "", (), (self._type, registers))
         self._handle = t.result(index, "fragment", False)
 
@@ -112,13 +116,13 @@ class Fragment:
     def fill(self, value: float) -> None:
         """One number in every element of sums; 0 in those of a factor."""
         t = current()
-        if self.dtype is not f32 and value != 0:
+        if not self._sums and value != 0:
             raise TraceError(f"a {self.dtype.name} Fragment is filled with 0, got {value!r}")
-        number = adapt(t, value if self.dtype is f32 else 0, self._type).const
+        number = adapt(t, value if self._sums else 0, self._type).const
         t.effect("fragment_fill", "", (self.target,), number)
 
     def __getitem__(self, register: int) -> Any:
-        """A register of this thread: of sums the element at `place(register)`, f32.
+        """A register of this thread: of sums the element at `place(register)`, f32 or i32.
 
         Of a factor two, as `f[register] = (value, next)` wrote them, rounded.
         """
@@ -129,7 +133,7 @@ class Fragment:
         t.check((handle,))
         type_ = self._type
         value = t.result(t.emit("fragment_get", type_, (handle.id,), register), type_, False)
-        if self.dtype is f32:
+        if self._sums:
             return value
         return tuple(unpack(t, value, self.dtype, half) for half in range(2))
 
@@ -139,7 +143,7 @@ class Fragment:
         Raises:
             TraceError: for a register that there is not, or of sums.
         """
-        if register not in range(self.registers) or self.dtype is f32:
+        if register not in range(self.registers) or self._sums:
             raise TraceError(
                 f"words are those of a factor, 0 to {self.registers - 1}; got {register!r}"
             )
@@ -148,7 +152,7 @@ class Fragment:
         return t.result(t.emit("fragment_get", "u32", (handle.id,), register), "u32", False)
 
     def __setitem__(self, register: int, value: Value | tuple[Value, ...]) -> None:
-        """Write a register of this thread: of sums the element at `place(register)`, f32.
+        """Write a register of this thread: of sums the element at `place(register)`.
 
         Of a factor two elements, f32, which are rounded to its dtype, or the word that holds both,
         u32: of A [m, k] the one at
@@ -163,8 +167,8 @@ class Fragment:
         if register not in range(self.registers):
             raise TraceError(f"a Fragment has registers 0 to {self.registers - 1}: {register!r}")
         t = current()
-        if self.dtype is f32:
-            new = expr_of(t, cast("Value", value), "f32")  # which refuses a pair
+        if self._sums:
+            new = expr_of(t, cast("Value", value), self._type)  # which refuses a pair
         elif isinstance(value, Operand):
             new = expr_of(t, value, "u32")
         else:
@@ -179,12 +183,12 @@ class Fragment:
         """Row and column of a register's (first) element, for this thread."""
         lane = local_id() % WARP
         if self.shape[0] == WIDE:
-            one = 2 if self.dtype is f32 else 1  # registers of a pair of neighbours
+            one = 2 if self._sums else 1  # registers of a pair of neighbours
             down = local_id() // WARP % 4 * 16 + register // one % 2 * 8
             across = register // (2 * one) * 8 + register % one
             return down + lane // 4, lane % 4 * 2 + across
         row = lane // 4 + (register % 2 if self.shape == (16, 16) else register // 2) * 8
-        if self.dtype is f32:
+        if self._sums:
             return row, lane % 4 * 2 + register % 2
         if self.shape == (16, 16):
             return row, lane % 4 * 2 + register // 2 * 8

@@ -114,54 +114,46 @@ def _produce(shared: Shares) -> None:
     lang.ptx.launch_dependents()
 
 
-class _Row:
-    """x in shared memory, a word of two elements after the other, for each of its columns.
+class Normed:
+    """One row of x in the registers of a group's consumers, normalised.
 
-    Attributes:
-        totals: of each warp, what it adds up of x: squares; of a layer norm first x, then squares.
+    Each warp leaves what it adds up of x: squares; of a layer norm first x, then squares.
     """
 
     def __init__(self, capacity: int, kind: str) -> None:
-        self.kind, self.capacity, self.columns = kind, capacity, 2 if kind else 1
-        self.pitch = -(-capacity // 2 // WARP) * WARP + PAD
-        self._memory = lang.shared(u32, self.columns * self.pitch)
-        self.totals = lang.shared(f32, 2 * WARPS)
+        self.kind: str = kind
+        self.capacity: int = capacity
+        self._totals = lang.shared(f32, 2 * WARPS)
 
-    def _chunks(self, me: Any) -> list[Any]:
+    def chunks(self, me: Any) -> list[Any]:
         """The chunks of this thread."""
         return [me + base for base in range(0, self.capacity // EIGHT, CONSUMERS)]
 
     def vectors(self, me: Any, vector: Any, k: Any) -> list[list[Any]]:
         """This thread's values of the norm's weight, or of its shift."""
         per, values = vector.dtype.per_chunk, []
-        for chunk in self._chunks(me):
+        for chunk in self.chunks(me):
             at = lang.minimum(chunk * EIGHT, k - EIGHT)
             values.append([v for j in range(0, EIGHT, per) for v in vector.load(at + j)])
         return values
 
-    def fill(
+    def bits(self, me: Any, x: Any, k: Any) -> list[list[Any]]:
+        """This thread's words of x; past the end the last ones again."""
+        return [x.load_bits(lang.minimum(c * EIGHT, k - EIGHT)) for c in self.chunks(me)]
+
+    def values(
         self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
-    ) -> None:  # fmt: skip
-        """Write this thread's chunks of x, normalised by what all of a group add up."""
-        chunks = self._chunks(me)
-        every = [x.load_bits(lang.minimum(c * EIGHT, k - EIGHT)) for c in chunks]
-        inside = [c * EIGHT < k for c in chunks]
-        lines: list[list[list[Any]]] = [[bits] for bits in every]
-        if self.kind:
-            values = [x.unpack(bits) for bits in every]
-            if self.kind == SUMS:
-                self._add(me, values, inside, 0, squared=True)
-            else:
-                values = self._divided(me, values, inside, x[0], k, meet)
-            for vector, combine in zip(vectors, (operator.mul, operator.add), strict=False):
-                values = [list(map(combine, *pair)) for pair in zip(values, vector, strict=True)]
-            lines = [_two(eight, x) for eight in values]
-        for chunk, counts, columns in zip(chunks, inside, lines, strict=True):
-            with lang.if_(chunk < self.capacity // EIGHT):
-                for c, words in enumerate(columns):
-                    for j, word in enumerate(words):
-                        at = chunk * (EIGHT // 2) + (c * self.pitch + j)
-                        self._memory[at] = lang.select(counts, word, 0)
+    ) -> list[list[Any]]:  # fmt: skip
+        """This thread's values of x, normalised by what all of a group add up."""
+        inside = [c * EIGHT < k for c in self.chunks(me)]
+        values = [x.unpack(bits) for bits in self.bits(me, x, k)]
+        if self.kind == SUMS:
+            self._add(me, values, inside, 0, squared=True)
+        elif self.kind:
+            values = self._divided(me, values, inside, x[0], k, meet)
+        for vector, combine in zip(vectors, (operator.mul, operator.add), strict=False):
+            values = [list(map(combine, *pair)) for pair in zip(values, vector, strict=True)]
+        return values
 
     def _divided(
         self, me: Any, values: list[list[Any]], inside: list[Any], first: Any, k: Any,
@@ -194,19 +186,46 @@ class _Row:
                 total = lang.fma(value, other, total)
         total = over_lanes(total, WARP, falling=True)
         with lang.if_(me % WARP == 0):
-            self.totals[me // WARP + at] = total
+            self._totals[me // WARP + at] = total
 
     def _added(self, at: int) -> Any:
         """What all warps have left."""
-        total = self.totals[at]
+        total = self._totals[at]
         for i in range(1, WARPS):
-            total = total + self.totals[i + at]
+            total = total + self._totals[i + at]
         return total
 
     def factor(self, k: Any) -> Any:
         """1 / sqrt(mean of squares + eps)."""
         mean = self._added(0) / lang.cast(k, f32)
         return 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
+
+
+class _Row:
+    """x in shared memory, a word of two elements after the other, for each of its columns."""
+
+    def __init__(self, capacity: int, kind: str) -> None:
+        self.normed = Normed(capacity, kind)
+        self.kind, self.capacity, self.columns = kind, capacity, 2 if kind else 1
+        self.pitch = -(-capacity // 2 // WARP) * WARP + PAD
+        self._memory = lang.shared(u32, self.columns * self.pitch)
+
+    def fill(
+        self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
+    ) -> None:  # fmt: skip
+        """Write this thread's chunks of x."""
+        chunks = self.normed.chunks(me)
+        if self.kind:
+            lines = [_two(eight, x) for eight in self.normed.values(me, x, k, vectors, meet)]
+        else:
+            lines = [[bits] for bits in self.normed.bits(me, x, k)]
+        for chunk, columns in zip(chunks, lines, strict=True):
+            counts = chunk * EIGHT < k
+            with lang.if_(chunk < self.capacity // EIGHT):
+                for c, words in enumerate(columns):
+                    for j, word in enumerate(words):
+                        at = chunk * (EIGHT // 2) + (c * self.pitch + j)
+                        self._memory[at] = lang.select(counts, word, 0)
 
     def start(self, lane: Any) -> Any:
         """Where this thread's words of the second factor begin."""
@@ -253,7 +272,7 @@ def _consume(
     tile, p = shared.tile, shared.p
     me = lang.local_id() - WARPGROUP
     warp, lane = me // WARP, me % WARP
-    vectors = [row.vectors(me, extra[v], p["k"]) for v in ("norm", "shift") if v in extra]
+    vectors = [row.normed.vectors(me, extra[v], p["k"]) for v in ("norm", "shift") if v in extra]
     turn = lang.var(0, u32)
     meeting = partial(meet, shared, turn)
     lang.ptx.await_launches()
@@ -338,7 +357,7 @@ def _store(
 
     offset = me * per
     with lang.if_((offset < tile.rows) & (first + offset < p["n"])):
-        factor = row.factor(p["k"]) if row.kind == SUMS else None
+        factor = row.normed.factor(p["k"]) if row.kind == SUMS else None
         sums = [
             total(offset + j + half * tile.height)
             for half in range(shared.halves) for j in range(per)

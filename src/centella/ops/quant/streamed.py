@@ -2,13 +2,11 @@
 
     y[m, n] = f(alpha (x[m, :] . W[n, :]) + bias[n]) + residual[m, n]
 
-As `matmul/streamed_rows.py`. One thread has tiles of stored bytes copied into a ring, before the
-launches before this one are over, one has rows of x copied there once they are. The other planes of
-a block of outputs lie one behind the other in memory; two warps copy them, a block ahead. Of the
-consumers four warps share the columns of a stage, two of these teams its rows. They turn bytes into
-the dtype of x, exactly, which is the first factor of `mma.sync`; rows of x are columns of the
-second. A sum of 32 products is multiplied by its factor and added in f32. What a format adds to its
-numbers times a factor is multiplied by the sum of x, which is the product with ones.
+As `matmul/streamed_rows.py`; how weights come is in `stream.py`. One thread has rows of x copied
+into a ring of their own once the launches before this one are over. Consumers turn bytes into the
+dtype of x, exactly, which is the first factor of `mma.sync`; rows of x are columns of the second. A
+sum of 32 products is multiplied by its factor and added in f32. What a format adds to its numbers
+times a factor is multiplied by the sum of x, which is the product with ones.
 
 Of four neighbouring bytes, which a thread has of a row, the first two are neighbours in a factor
 and the last two; x is read in the same order.
@@ -16,10 +14,8 @@ and the last two; x is read in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
@@ -32,133 +28,39 @@ from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import THIN, LinearAttrs, Problem, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
-from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT, WARPGROUP
+from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP
 from centella.ops.matmul.streamed_rows import PAD, Sums, store
-from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores, Format, Run
+from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores, Run
+from centella.ops.quant.stream import (
+    ACROSS,
+    COLUMNS,
+    CONSUMERS,
+    COPIERS,
+    MOST_ROWS,
+    TEAMS,
+    Beside,
+    BlockStream,
+    Weights,
+    beside_of,
+    per_byte,
+    rows_follow,
+)
 from centella.ops.quant.table import FORMATS
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP
-from centella.specs import Caps, Spec
+from centella.specs import Caps
 
-COPIERS = WARPGROUP - 2 * WARP  # threads that bring the other planes
-AT_ONCE = 4  # chunks that each of them has under way
-ACROSS, TEAMS = 4, 2  # warps that share a stage's columns, a run each; its rows
-WARPS = ACROSS * TEAMS
-CONSUMERS = WARPS * WARP
-COLUMNS = ACROSS * RUN  # of x, of a stage
-MOST_ROWS = TEAMS * DEPTH  # of a stage
 FEWEST = 2  # rows of x
 ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # two
-Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
 
 
-class BlockStream(Struct, frozen=True):
-    """How a group works: outputs of a block, stages of the ring, eights of rows of x."""
+class _Rows:
+    """Rows of x in a ring beside that of weights."""
 
-    rows: int
-    stages: int
-    eights: int
-
-    @property
-    def height(self) -> int:
-        """Rows of a tile in shared memory: whole patterns."""
-        return -(-self.rows // EIGHT) * EIGHT
-
-    @property
-    def lines(self) -> int:
-        """Rows of a team: eight or sixteen."""
-        return -(-self.height // (TEAMS * EIGHT)) * EIGHT
-
-
-class _Shared:
-    """What all roles see: the ring of stored bytes and of x, the other planes, barriers, sizes."""
-
-    def __init__(
-        self, tile: BlockStream, kind: Format, depth: int, beside: Beside, x: Any, w: Any,
-        planes: list[Any],
-    ) -> None:  # fmt: skip
-        self.tile, self.kind, self.depth = tile, kind, depth
-        self.halves = 1
-        self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in (
-            "m", "n", "k", "width", "ldx", "ldw", "blocks")}  # fmt: skip
-        self.words = COLUMNS // (2 * per_byte(kind))  # elements of 16 bits
-        self.steps = -(-depth // COLUMNS)
-        self.ring = lang.ptx.SharedTile(x.dtype, (tile.stages, tile.height, self.words))
-        extents = (self.p["width"], self.p["n"])
-        self.map = lang.ptx.TensorMap(w, self.ring, extents, (self.p["ldw"],), tile.rows)
-        self.rows = lang.ptx.SharedTile(x.dtype, (tile.stages, EIGHT * tile.eights, COLUMNS))
-        extents = (self.p["k"], self.p["m"])
-        self.of_x = lang.ptx.TensorMap(x, self.rows, extents, (self.p["ldx"],))
-        self.planes = [
-            _Beside(plane, tile.rows, *layout) for plane, layout in zip(planes, beside, strict=True)
-        ]
-        self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
-        self.told, self.read = lang.ptx.Barriers(2), lang.ptx.Barriers(2)  # of the other planes
-        self.met = lang.ptx.Barriers(1)
-        with lang.if_(lang.local_id() == 0):
-            for stage in range(tile.stages):
-                self.full.init(stage, 2)
-                self.empty.init(stage, WARPS)
-            for slot in range(2):
-                self.told.init(slot, COPIERS)
-                self.read.init(slot, WARPS)
-            self.met.init(0, CONSUMERS)
-            lang.ptx.init_fence()
-        lang.barrier()
-
-    def blocks(self) -> Any:
-        """The blocks of this group."""
-        return lang.range(lang.group_id(), self.p["blocks"], lang.num_groups())
-
-
-class _Beside:
-    """A plane of two blocks of outputs in shared memory, row after row.
-
-    Args:
-        pitch: words of a row.
-        whole: rows start on 16 bytes, and are copied in chunks; else element by element.
-    """
-
-    def __init__(self, plane: Any, rows: int, pitch: int, whole: bool) -> None:
-        self.plane, self.rows, self.pitch, self.whole = plane, rows, pitch, whole
-        self._memory = lang.shared(u32, 2 * rows * pitch)
-
-    def copy(self, me: Any, block: Any, slot: Any, count: Any) -> None:
-        """Bring the rows of a block, of which there are `count` in all; then the last one again."""
-        step, per = 4 if self.whole else 1, self.plane.dtype.per_word
-        last = count * (self.pitch // step) - 1
-        first, every = block * (self.rows * self.pitch // step), self.rows * self.pitch // step
-        for at in lang.range(me, lang.const(every, u32), COPIERS * AT_ONCE):
-            several = [at + COPIERS * i for i in range(AT_ONCE)]
-            loaded = [self._load(lang.minimum(first + i, last) * (step * per)) for i in several]
-            for i, words in zip(several, loaded, strict=True):
-                with lang.if_(i < every):
-                    self._store(slot * (self.rows * self.pitch) + i * step, words)
-
-    def _load(self, element: Any) -> list[Any]:
-        """The words from an element on: four, or one."""
-        if self.whole:
-            return list(self.plane.load_bits(element))
-        return list(self.plane.pack([self.plane[element + e] for e in range(2)]))
-
-    def _store(self, at: Any, words: list[Any]) -> None:
-        if self.whole:
-            self._memory.store(at, words)
-        else:
-            self._memory[at] = words[0]
-
-    def start(self, slot: Any) -> Any:
-        """Where the first row begins, in words."""
-        return slot * (self.rows * self.pitch)
-
-    def values(self, word: Any) -> list[Any]:
-        """The elements of a word."""
-        return list(self.plane.unpack([self._memory[word]]))
-
-
-def per_byte(kind: Format) -> int:
-    """Numbers of a byte."""
-    return kind.block // kind.planes[0].length
+    def __init__(self, tile: BlockStream, x: Any) -> None:
+        m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
+        self.ring = lang.ptx.SharedTile(x.dtype, (tile.stages, EIGHT * tile.eights, COLUMNS))
+        self.map = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
 
 
 def _streamed_blocks(
@@ -168,33 +70,20 @@ def _streamed_blocks(
     kind = FORMATS[format]
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
-    shared = _Shared(tile, kind, depth, beside, x, w, planes)
+    shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, bringers=2)
+    rows = _Rows(tile, x)
     sums = Sums(ACROSS, EIGHT * tile.eights, TEAMS * tile.lines + PAD)
     with lang.ptx.role(0, WARP), lang.if_(lang.local_id() == 0):
-        _bring_weights(shared)
+        shared.bring()
     with lang.ptx.role(WARP, WARP), lang.if_(lang.local_id() == WARP):
-        _bring_rows(shared)
+        _bring_rows(shared, rows)
     with lang.ptx.role(2 * WARP, COPIERS):
-        _copy(shared)
+        shared.copy(lang.local_id() - 2 * WARP)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
-        _consume(shared, sums, activation, y, operands)
+        _consume(shared, rows, sums, activation, y, operands)
 
 
-def _bring_weights(shared: _Shared) -> None:
-    """Have all tiles of stored bytes copied, as stages become free: nobody writes weights."""
-    tile, ring = shared.tile, Ring(shared.tile.stages)
-    for block in shared.blocks():
-        for step in lang.range(lang.const(shared.steps, u32)):
-            stage = ring.stage.get()
-            shared.empty.wait(stage, ring.parity ^ 1)
-            shared.full.expect(stage, lang.const(2 * tile.rows * shared.words, u32))
-            at = (step * shared.words, block * tile.rows)
-            lang.ptx.tma_load(shared.map, at, stage, shared.full, stage)
-            ring.advance()
-    lang.ptx.launch_dependents()
-
-
-def _bring_rows(shared: _Shared) -> None:
+def _bring_rows(shared: Weights, rows: _Rows) -> None:
     """The same of rows of x, once they are there."""
     tile, ring = shared.tile, Ring(shared.tile.stages)
     lang.ptx.await_launches()
@@ -204,27 +93,15 @@ def _bring_rows(shared: _Shared) -> None:
             shared.empty.wait(stage, ring.parity ^ 1)
             shared.full.expect(stage, lang.const(2 * EIGHT * tile.eights * COLUMNS, u32))
             at = (step * COLUMNS, lang.const(0, u32))
-            lang.ptx.tma_load(shared.of_x, at, stage, shared.full, stage)
+            lang.ptx.tma_load(rows.map, at, stage, shared.full, stage)
             ring.advance()
-
-
-def _copy(shared: _Shared) -> None:
-    """Bring the other planes of block after block, two ahead at most."""
-    me, ring = lang.local_id() - 2 * WARP, Ring(2)
-    for block in shared.blocks():
-        slot = ring.stage.get()
-        shared.read.wait(slot, ring.parity ^ 1)
-        for plane in shared.planes:
-            plane.copy(me, block, slot, shared.p["n"])
-        shared.told.arrive(slot)
-        ring.advance()
 
 
 class _Consumer:
     """A warp: its share of a stage's columns and rows, and where it is in both rings."""
 
-    def __init__(self, shared: _Shared) -> None:
-        self.shared, tile = shared, shared.tile
+    def __init__(self, shared: Weights, rows: _Rows) -> None:
+        self.shared, self.rows, tile = shared, rows, shared.tile
         me = lang.local_id() - WARPGROUP
         self.lane, warp = me % WARP, me // WARP
         self.part, self.first = warp % ACROSS, warp // ACROSS * tile.lines
@@ -235,7 +112,7 @@ class _Consumer:
         column = self.part * (RUN // per_byte(shared.kind) // CHUNK)
         self.start: Any = shared.ring.chunk(row, column + self.lane // tile.lines % 2)
         self.of_x = [
-            shared.rows.chunk(
+            rows.ring.chunk(
                 self.lane // QUAD + e * EIGHT,
                 self.part * (RUN // EIGHT) + self.lane % QUAD // 2,
             )
@@ -306,7 +183,7 @@ class _Consumer:
 
     def _take_x(self, stage: Any, group: int) -> None:
         """Rows of x, of a group's columns: the words that go with four neighbouring numbers."""
-        rows = self.shared.rows
+        rows = self.rows.ring
         for e, start in enumerate(self.of_x):
             for half in range(2):
                 chunk = rows.right(start, group * (GROUP // EIGHT) + 2 * half)
@@ -349,9 +226,9 @@ class _Consumer:
 
 
 def _consume(
-    shared: _Shared, sums: Sums, activation: str, y: Any, extra: dict[str, Any]
+    shared: Weights, rows: _Rows, sums: Sums, activation: str, y: Any, extra: dict[str, Any]
 ) -> None:  # fmt: skip
-    warp = _Consumer(shared)
+    warp = _Consumer(shared, rows)
     me, turn = lang.local_id() - WARPGROUP, lang.var(0, u32)
     lang.ptx.await_launches()
 
@@ -391,31 +268,19 @@ def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
     few = 0 < problem.m <= THIN and problem.k > 0 and problem.k % max(RUN, kind.block) == 0
     if kind.cores is None or not (few and caps.warpgroups and x.dtype in (bf16, f16)):
         return None
-    whole = aligned(rows_of(x), problem.lda * (problem.m > 1), 0) and all(map(_rows_follow, planes))
+    whole = aligned(rows_of(x), problem.lda * (problem.m > 1), 0) and all(map(rows_follow, planes))
     whole = whole and planes[0].aligned and f32 not in (s.dtype for s in planes)
     if not whole:
         return None
     rows, eights = outputs_of(problem, form.outputs[0].dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
     tile = BlockStream(rows, 0, eights)
-    beside = 8 * rows * sum(pitch for pitch, _ in _beside(planes[1:]))
+    beside = 8 * rows * sum(pitch for pitch, _ in beside_of(planes[1:]))
     sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
     stage = tile.height * COLUMNS // per_byte(kind) + 2 * EIGHT * eights * COLUMNS
     room, steps = min(SHARED, caps.max_shared) - beside - sums - 2048, -(-problem.k // COLUMNS)
     tile = replace(tile, stages=min(room // stage, steps * blocks_of(problem, tile.rows)))
     fits = tile.stages >= min(LEAST, steps) and kernel.workgroup <= caps.max_workgroup
     return tile if fits else None
-
-
-def _rows_follow(spec: Spec) -> bool:
-    """Whether rows follow each other, in chunks or in words of two 16-bit numbers."""
-    width, (pitch, step) = spec.shape[1], spec.strides
-    if step != 1 or (pitch - width) * spec.dtype.itemsize >= CHUNK:
-        return False
-    return spec.aligned or (spec.dtype in (bf16, f16) and pitch == width and width % 2 == 0)
-
-
-def _beside(planes: Sequence[Spec]) -> Beside:
-    return tuple((s.strides[0] * s.dtype.itemsize // 4, s.aligned) for s in planes)
 
 
 def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered:
@@ -428,12 +293,12 @@ def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered
     names = ("x", *SYMBOLS[: len(kind.planes)], *extras)
     scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k),
-        ("width", stored.shape[1] // 2), ("ldx", problem.lda),
+        ("width", stored.shape[1] // 2), ("half", 0), ("rows", problem.n), ("ldx", problem.lda),
         ("ldw", problem.ldb // 2), ("ldy", problem.ldy), ("blocks", blocks_of(problem, tile.rows)),
         ("alpha", form.attrs.alpha), ("ldr", pitch),
     )  # fmt: skip
     constants = (
-        ("activation", form.attrs.activation), ("beside", _beside(planes)),
+        ("activation", form.attrs.activation), ("beside", beside_of(planes)),
         ("depth", problem.k), ("format", kind.name), ("tile", tile),
     )  # fmt: skip
     call = Call(
