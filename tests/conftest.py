@@ -17,6 +17,7 @@ import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 import centella as ct
@@ -26,6 +27,10 @@ from tests.support.devices import DEVICES, GPU, WINDOWED, forget_programs, open_
 from tests.support.exclusive import exclusive
 
 EXCLUSIVE = exclusive()
+
+# A first example compiles or imports, and other processes have the cores as well.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 # Lavapipe compiles a fifth faster without its optimiser; most shaders of the tests run once.
 os.environ.setdefault("GALLIVM_PERF", "nopt")
