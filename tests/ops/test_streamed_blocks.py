@@ -13,6 +13,7 @@ from centella.dtypes import DType, bf16, f16, f32, i8, u8
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
+from centella.op.variant import Variant
 from centella.ops.quant.streamed import STREAMED_BLOCKS
 from centella.ops.quant.table import FORMATS, ROWS
 from centella.simulator.run import simulate
@@ -28,6 +29,7 @@ STREAMED = [name for name in ROWS if FORMATS[name].cores is not None]
 def product_of(
     format: str, m: int, n: int, k: int, *extras: str, dtype: DType = bf16, y: DType | None = None,
     factors: DType = f16, align: int = 16, caps: Caps = CAPS, forced: bool = True,
+    variant: Variant[Any, Any] = STREAMED_BLOCKS,
 ) -> tuple[list[Call], list[Spec]]:  # fmt: skip
     """The launches of a product of m rows and n outputs, streamed if it can be, and operands."""
     kind = FORMATS[format]
@@ -39,8 +41,8 @@ def product_of(
     attrs = {"extras": extras, "alpha": 0.5, "activation": "relu", "format": format}
     attrs |= {"dtype": y.name} if y else {}
     form = op_form(op.get("linear"), tuple(specs[:-1]), (specs[-1],), attrs)
-    if forced and STREAMED_BLOCKS.takes(form, caps, STREAMED_BLOCKS.name):
-        return list(STREAMED_BLOCKS.lower(form, caps).calls), specs
+    if forced and variant.takes(form, caps, variant.name):
+        return list(variant.lower(form, caps).calls), specs
     return list(form.lower(caps).calls), specs
 
 
@@ -67,16 +69,24 @@ def filled(rng: np.random.Generator, spec: Spec) -> Array:
 def test_it_equals_float64(
     format: str, m: int, n: int, k: int, extras: tuple[str, ...], dtype: DType
 ) -> None:
-    """Odd numbers of rows and outputs; with few groups several blocks each: rings come round.
-
-    Operands begin somewhere in their buffers, each somewhere else.
-    """
+    """Odd numbers of rows and outputs; with few groups several blocks each: rings come round."""
     factors, align = (dtype, 1) if m in (1, 9) else (f16, 16)
     (call,), specs = product_of(
         format, m, n, k, *extras, dtype=dtype, y=f32, factors=factors, align=align
     )
     assert call.kernel.name == "streamed_blocks"
-    rng, ir = np.random.default_rng(n), traced(call)
+    compare_with_float64(format, call, specs, extras, n)
+
+
+def compare_with_float64(
+    format: str, call: Call, specs: list[Spec], extras: tuple[str, ...], seed: int,
+    tolerance: float = 2e-6,
+) -> None:  # fmt: skip
+    """Simulate a launch over random operands and compare its result.
+
+    Operands begin somewhere in their buffers, each somewhere else.
+    """
+    rng, ir = np.random.default_rng(seed), traced(call)
     arrays = [filled(rng, spec) for spec in specs[:-1]]
     words = [laid_out(a, spec) for a, spec in zip(arrays, specs, strict=False)]
     words.append(laid_out(None, specs[-1]))
@@ -94,7 +104,7 @@ def test_it_equals_float64(
     wanted = np.maximum(0.5 * (exact[0] @ weight.T) + vectors.get("bias", 0), 0)
     wanted = wanted + vectors.get("residual", 0)
     size = np.abs(wanted).max()
-    np.testing.assert_allclose(result(call, words), wanted, rtol=1e-5, atol=2e-6 * size)
+    np.testing.assert_allclose(result(call, words), wanted, rtol=1e-5, atol=tolerance * size)
 
 
 def test_which_products_are_streamed() -> None:
@@ -105,7 +115,7 @@ def test_which_products_are_streamed() -> None:
         return str(calls[-1].kernel.name)
 
     assert {name(m) for m in (2, 3, 16)} == {"streamed_blocks"}
-    assert name(1) == "linear_blocks"
+    assert name(1) == "streamed_digits"
     for caps in (replace(CAPS, arch="sm_100"), replace(CAPS, arch="sm_80"), Caps("ir")):
         assert name(4, caps=caps) == "linear_blocks"
     assert name(4, dtype=f32) == "linear_blocks"

@@ -64,6 +64,8 @@ Of PTX for sm_90a alone, but for barriers; b counts these (8 bytes), c are coord
     mbar_arrive_at(b, r)   attr: shared array index; at the other group's barrier
     cluster_store(i, b, r, v...)   attr: (shared array index, that of the barrier); words
     tma_load(i, b, c...)   attr: (shared array index, that of the barrier, index into `maps`)
+    bulk_load(i, j, b, bytes)  attr: (shared array index, argument index, that of the barrier);
+                               i, j count chunks
     tma_multicast(i, b, m, c...)   the same, to the groups of the ranks in the mask m
     tma_store(i, c...)     attr: (shared array index, index into `maps`)
     tma_store_commit()     tma_store_wait()   attr: groups that may still be on their way
@@ -100,8 +102,8 @@ BARRIERS = frozenset(
     "mbar_init mbar_fence mbar_arrive mbar_arrive_at mbar_expect mbar_wait".split()
 )
 HOPPER = frozenset(  # sm_90a alone
-    "warpgroup tma_load tma_multicast tma_store tma_store_commit tma_store_wait async_fence wgmma "
-    "wgmma_held wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier "
+    "warpgroup bulk_load tma_load tma_multicast tma_store tma_store_commit tma_store_wait "
+    "async_fence wgmma wgmma_held wgmma_fence wgmma_commit wgmma_wait setmaxnreg warpgroup_barrier "
     "warpgroup_uniform".split()
 )
 CLUSTER = frozenset(
@@ -140,6 +142,7 @@ INDICES = {  # operands that are indices
     **dict.fromkeys(("mbar_init", "mbar_arrive", "mbar_expect", "mbar_wait"), 1),
     **dict.fromkeys(("cluster_load", "mbar_arrive_at"), 1),
     **dict.fromkeys(("cp_async", "cluster_store", "tma_load", "tma_multicast", "wgmma"), 2),
+    "bulk_load": 3,
 }
 SUBGROUP = frozenset(
     {"subgroup_add", "subgroup_min", "subgroup_max", "shuffle_xor", "lane", "subgroup_size"}
@@ -291,7 +294,7 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         """The arguments that are read before the launches before have been waited for."""
         before = [self.body[i] for i in unawaited(self.body)]
         loaded = {s[3] for s in before if s[0] in ("load", "load4")}
-        copied = {s[3][1] for s in before if s[0] == "cp_async"}
+        copied = {s[3][1] for s in before if s[0] in ("cp_async", "bulk_load")}
         maps = {s[3][2] for s in before if s[0] in ("tma_load", "tma_multicast")}
         return tuple(sorted(loaded | copied | {self.maps[m].argument for m in maps}))
 

@@ -168,6 +168,10 @@ class Argument(_Array):
         element = self._element(key)
         return self._shift(element, self.dtype.per_chunk), element
 
+    def within_chunk(self, *key: Value) -> Expr:
+        """Elements between an element and where the 16 bytes that it is in begin."""
+        return self._element(key) & (self.dtype.per_chunk - 1)
+
     def atomic(self, key: tuple[Value, ...]) -> tuple[str, Expr]:
         """The type and index of a word that changes atomically."""
         if self.mode != "inout":

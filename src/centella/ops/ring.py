@@ -23,6 +23,13 @@ class Ring:
         self.parity.set(self.parity ^ lang.cast(around, u32))
         self.stage.set(lang.select(around, 0, following))
 
+    def skip(self, steps: int) -> None:
+        """On by a number of stages, which there are."""
+        following = self.stage + steps
+        around = following >= self.stages
+        self.parity.set(self.parity ^ lang.cast(around, u32))
+        self.stage.set(lang.select(around, following - self.stages, following))
+
     def move(self, steps: Any) -> None:
         """On by a number of stages."""
         there = self.stage + steps

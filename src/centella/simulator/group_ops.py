@@ -20,7 +20,8 @@ def meet(machine: Machine, index: int) -> None:
     What warps do asks for no more than whole warpgroups where those work by themselves.
     """
     op, size = machine.ir.body[index][0], machine.ir.workgroup
-    if machine.launch.group_by_group and size % WARPGROUP == 0 and op in OF_WARPS:
+    roles = size % WARPGROUP == 0 or "role" in machine.ir.ops
+    if machine.launch.group_by_group and roles and op in OF_WARPS:
         warpgroups(machine, index)
         return
     if not machine.check:
@@ -36,8 +37,9 @@ def meet(machine: Machine, index: int) -> None:
 
 
 def warpgroups(machine: Machine, index: int) -> list[int]:
-    """The warpgroups that are here, each with all its threads."""
-    here = np.broadcast_to(machine.active, machine.shape).reshape(-1, WARPGROUP).sum(axis=1)
+    """The warpgroups that are here, each with all its threads; warps past the last are in none."""
+    active = np.broadcast_to(machine.active, machine.shape).reshape(-1)
+    here = np.pad(active, (0, -active.size % WARPGROUP)).reshape(-1, WARPGROUP).sum(axis=1)
     split = (here > 0) & (here < WARPGROUP)
     if split.any():
         text = f"reached by {here[split][0]} of {WARPGROUP} threads"

@@ -11,6 +11,7 @@ import numpy as np
 from centella.lang.ir import HALF
 from centella.simulator.barriers import Barriers, Box, barriers_of, check
 from centella.simulator.bulk import (
+    CHUNK,
     Asked,
     Boxes,
     Reads,
@@ -48,14 +49,39 @@ class Tma:
     def capability(self) -> Capability:
         """The statements of copies, and the fence between them and stores of threads."""
         return Capability({
-            "tma_load": self._load, "tma_store": self._store, "tma_store_commit": self._commit,
-            "tma_store_wait": self._wait, "async_fence": _fence,
+            "tma_load": self._load, "bulk_load": self._load_bytes, "tma_store": self._store,
+            "tma_store_commit": self._commit, "tma_store_wait": self._wait, "async_fence": _fence,
         }, end=lambda machine: check_reads_over(machine, self._stores))  # fmt: skip
 
     def _load(self, machine: Machine, index: int) -> None:
         own = Target(machine.memory["shared"], self._barriers)
         targets = [[own] for _ in active_threads(machine)]
         copy_boxes(machine, index, 2, targets, self._barriers.clocks)
+
+    def _load_bytes(self, machine: Machine, index: int) -> None:
+        _, _, _, (array, argument, barriers) = machine.ir.body[index]
+        source, own = machine.memory["global"][argument], machine.memory["shared"]
+        numbers = barriers_of(machine, index, 2, barriers)
+        starts, firsts, sizes = (operand_values(machine, index, i) for i in (0, 1, 3))
+        threads = active_threads(machine)
+        for start, first, number, nbytes, thread in zip(
+            starts, firsts, numbers, sizes, threads, strict=True
+        ):
+            if nbytes % CHUNK or not nbytes:
+                text = f"copies are of multiples of {CHUNK} bytes, got {nbytes}"
+                raise machine.fault_here(index, text)
+            count = nbytes // 4
+            words, read = 4 * start + np.arange(count), 4 * first + np.arange(count)
+            check_inside(machine, index, array, words)
+            size = source.words.size
+            if read[-1] >= size + -size % (CHUNK // 4):
+                text = f"{source.name} word {read[-1]} is out of bounds, it has {size}"
+                raise machine.fault_here(index, text)
+            _check_known(machine, index, source, read[read < size])
+            known = self._barriers.clocks.known[thread // WARP]
+            bits = np.pad(source.words[read[0] :], (0, 3), constant_values=UNDEFINED)[:count]
+            box = array, words, bits
+            send(machine, index, Target(own, self._barriers), number, box, barriers, known)
 
     def _store(self, machine: Machine, index: int) -> None:
         _, _, _, (array, position) = machine.ir.body[index]
@@ -126,11 +152,14 @@ def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Ma
     """The words of a box: elements of 16 bits of its argument, zeros outside of it."""
     halves = np.zeros(element.size, np.uint16)
     halves[inside] = source.words.view(np.uint16)[element[inside]]
-    if machine.check and source.race_check:
-        read = np.unique(element[inside] // 2)
-        if fault := source.race_check.unknown(read):
-            raise machine.fault_here(index, f"{source.name} word {read[fault[0]]}: {fault[1]}")
+    _check_known(machine, index, source, np.unique(element[inside] // 2))
     return halves.view(np.uint32)
+
+
+def _check_known(machine: Machine, index: int, source: Region, read: Ids) -> None:
+    """Raise where words of an argument are read that nobody has written."""
+    if machine.check and source.race_check and (fault := source.race_check.unknown(read)):
+        raise machine.fault_here(index, f"{source.name} word {read[fault[0]]}: {fault[1]}")
 
 
 def _box(

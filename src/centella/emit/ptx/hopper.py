@@ -64,6 +64,14 @@ def _tensor_load(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"{name} {target}, {_box(w, position, at)}, {signal};")
 
 
+def _bulk_load(w: Writer, i: int, statement: Statement) -> None:
+    _, _, (index, source, barrier, nbytes), (array, argument, barriers) = statement
+    target, pointer = address(w, index, array, True, 16), address(w, source, argument, False, 16)
+    signal, name = address(w, barrier, barriers, True, 8), "cp.async.bulk.shared::cluster.global"
+    count = w.values[nbytes]
+    w.emit(f"{name}.mbarrier::complete_tx::bytes {target}, {pointer}, {count}, {signal};")
+
+
 def _tensor_store(w: Writer, i: int, statement: Statement) -> None:
     _, _, (index, *at), (array, position) = statement
     source = address(w, index, array, True, 16)
@@ -173,7 +181,8 @@ def _cluster_store(w: Writer, i: int, statement: Statement) -> None:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(SIGNALS, _signal), "mbar_wait": _barrier_wait,
-    "tma_load": _tensor_load, "tma_multicast": _tensor_load, "tma_store": _tensor_store,
+    "tma_load": _tensor_load, "tma_multicast": _tensor_load, "bulk_load": _bulk_load,
+    "tma_store": _tensor_store,
     "wgmma": _wgmma, "wgmma_held": _wgmma, "setmaxnreg": _registers,
     "warpgroup_barrier": _warpgroup_barrier, "warpgroup": _warpgroup_id,
     "warpgroup_uniform": _warpgroup_uniform,

@@ -9,6 +9,7 @@ from centella.lang.ptx.bulk import (
     Barriers,
     TensorMap,
     async_fence,
+    bulk_load,
     init_fence,
     tma_load,
     tma_store,
@@ -55,11 +56,11 @@ from centella.lang.ptx.warpgroups import (
 )
 
 __all__ = [
-    "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "await_launches", "cluster",
-    "cluster_arrive", "cluster_load", "cluster_rank", "cluster_size", "cluster_wait", "cp_async",
-    "cp_async_commit", "cp_async_wait", "fetch_lines", "grid", "grid_barrier", "init_fence",
-    "launch_dependents", "ldmatrix", "max_pairs", "mma_bytes", "mma_sync", "permute_bytes",
-    "resident", "role", "stmatrix", "tma_load", "tma_store", "tma_store_commit", "tma_store_wait",
-    "warpgroup", "warpgroup_barrier", "warpgroup_uniform", "wgmma", "wgmma_commit", "wgmma_fence",
-    "wgmma_held", "wgmma_wait", "widen_i8", "widen_u7",
+    "Barriers", "Fragment", "SharedTile", "TensorMap", "async_fence", "await_launches", "bulk_load",
+    "cluster", "cluster_arrive", "cluster_load", "cluster_rank", "cluster_size", "cluster_wait",
+    "cp_async", "cp_async_commit", "cp_async_wait", "fetch_lines", "grid", "grid_barrier",
+    "init_fence", "launch_dependents", "ldmatrix", "max_pairs", "mma_bytes", "mma_sync",
+    "permute_bytes", "resident", "role", "stmatrix", "tma_load", "tma_store", "tma_store_commit",
+    "tma_store_wait", "warpgroup", "warpgroup_barrier", "warpgroup_uniform", "wgmma",
+    "wgmma_commit", "wgmma_fence", "wgmma_held", "wgmma_wait", "widen_i8", "widen_u7",
 ]  # fmt: skip  # a table

@@ -15,7 +15,7 @@ from centella.errors import TraceError
 from centella.lang.ir import MapParam
 from centella.lang.memory import Argument, Shared
 from centella.lang.ptx.clusters import clustered, mask_of, rank_of
-from centella.lang.ptx.tiles import SharedTile
+from centella.lang.ptx.tiles import CHUNK, SharedTile
 from centella.lang.tracer import Tracer, current
 from centella.lang.values import Expr, Value, expr_of
 
@@ -256,6 +256,42 @@ def tma_load(
             t.effect("tma_load", "", (first, which, *where), attr)
         else:
             t.effect("tma_multicast", "", (first, which, mask_of(t, mask), *where), attr)
+
+
+def bulk_load(
+    source: Argument, element: Value, nbytes: Value, array: Shared, word: Value,
+    barriers: Barriers, b: Value,
+) -> None:  # fmt: skip
+    """Start to copy neighbouring bytes of an argument to shared memory; by one thread.
+
+    PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk"
+    (.shared::cluster.global.mbarrier::complete_tx::bytes); here sm_90a. They count at a barrier, as
+    those of `tma_load` do, but all of them are in the argument's memory.
+
+    Args:
+        source: an In argument of rank 1; element: the copy begins with the 16 bytes that it is in
+            (`source.within_chunk(element)`).
+        nbytes: how many, u32: a multiple of 16, and not 0. The argument's last 16 bytes may have
+            more than it has.
+        array, word: where to, from a word on that is a multiple of 4.
+        barriers, b: the barrier, announced there by `expect`, that the bytes count at.
+
+    Raises:
+        TraceError: for an argument that is written, or of another rank.
+    """
+    t = current()
+    if source.mode != "in" or source.rank != 1:
+        raise TraceError(
+            f"bulk_load reads an In argument of rank 1, got {source.name!r}: {source.mode}, rank "
+            f"{source.rank}"
+        )
+    array.align(CHUNK)
+    where, _ = source.chunk((element,))
+    _, which = barriers._index(b)
+    chunk = expr_of(t, word, "u32") // (CHUNK // 4)
+    operands = (chunk, where, which, expr_of(t, nbytes, "u32"))
+    attr = (array.position, source.position, barriers.memory.position)
+    t.effect("bulk_load", "", operands, attr)
 
 
 def tma_store(target: TensorMap, at: Sequence[Value], stage: Value = 0) -> None:

@@ -123,7 +123,8 @@ def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int]) -> Expr:
     Raises:
         TraceError: unless `order` is four numbers from 0 to 7.
     """
-    if len(order) != 4 or any(byte not in range(8) for byte in order):
+    numbers: Any = order
+    if len(numbers) != 4 or any(byte not in range(8) for byte in numbers):
         raise TraceError(f"permute_bytes takes four numbers of bytes, 0 to 7, got {order!r}")
     t = current()
     operands = (expr_of(t, a, "u32"), expr_of(t, b, "u32"))

@@ -17,6 +17,7 @@ from centella.ops.matmul.product import Product
 from centella.ops.matmul.streamed import NORMED_STREAMED
 from centella.ops.matmul.streamed_rows import STREAMED_ROWS
 from centella.ops.matmul.wgmma import WGMMA
+from centella.ops.quant.digits import normed as digits
 from centella.specs import Caps
 
 Gated = Variant[Form[NormedAttrs], Product]
@@ -51,6 +52,8 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
 
 def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     """One launch."""
+    if form.attrs.format:
+        return digits(form, caps)
     order: tuple[Variant[Form[NormedAttrs], Any], ...] = (NORMED_STREAMED, *SEVERAL, JOINED)
     what = f"normed_linear: {list(form.inputs[0].shape)} by {list(form.inputs[1].shape)}"
     return choose(order, form, caps, form.attrs.variant, what).lower(form, caps)

@@ -18,6 +18,7 @@ from centella.ops.matmul.op import LINEAR, Lie, matrix, parted
 from centella.ops.matmul.problem import THIN, LinearAttrs, MatmulAttrs, Problem
 from centella.ops.matmul.product import Product
 from centella.ops.quant.dequantize import DEQUANTIZE, DequantizeAttrs
+from centella.ops.quant.digits import STREAMED_DIGITS
 from centella.ops.quant.kernels import on_chunks, thin_linear
 from centella.ops.quant.streamed import STREAMED_BLOCKS
 from centella.ops.quant.table import FORMATS
@@ -101,6 +102,7 @@ def _dequantized(form: Form[LinearAttrs], fits: bool, caps: Caps) -> Lowered:
 
 
 PLANES: tuple[Variant[Form[LinearAttrs], Any], ...] = (
+    STREAMED_DIGITS,
     STREAMED_BLOCKS,
     Variant("planes", _few_rows, _as_planes),
     DEQUANTIZED := Variant("dequantized", always, _dequantized),

@@ -7,6 +7,8 @@
 
 Source: Zhang and Sennrich 2019 (RMS norm), Ba et al. 2016 (layer norm), Shazeer 2020 (gates).
 
+A weight in planes has a kernel of one row on Hopper (`quant/digits.py`).
+
 `normed_kernel.py` has the kernel for few rows of x, `streamed.py` that of one on Hopper, `gated.py`
 those of a gate without a norm for several rows on tensor cores.
 """
@@ -26,18 +28,23 @@ from centella.op.op import Form, Op, Out, loaded
 from centella.op.variant import APART
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
+from centella.ops.matmul.op import parted
 from centella.ops.matmul.problem import THIN
 from centella.ops.operands import NUMPY
+from centella.ops.quant.dequantize import plane_axes
+from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, Spec
 
 JOINED_ROWS = 2  # rows up to which a thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
 FEW_ROWS = ("streamed", "joined")  # kernels of few rows
-VARIANTS = (*FEW_ROWS, "streamed_rows", "wgmma", "mma", APART)
+VARIANTS = (*FEW_ROWS, "streamed_rows", "wgmma", "mma", APART)  # of a weight of floats
 
 
 class NormedAttrs(Struct, frozen=True):
     """Operands after the weight, activations, and numbers.
+
+    `format`: of a weight in planes, of which there are as many operands; "": it is one tensor.
 
     Attributes:
         extras: of "norm", "shift", "bias", "residual", those that are given, in this order.
@@ -53,27 +60,31 @@ class NormedAttrs(Struct, frozen=True):
     dtype: str = ""
     activation: str = ""
     kind: str = "rms"
+    format: str = ""
     variant: str | None = None
 
 
 def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
     """x [..., k], weight [n or 2 n, k], norm and shift [k], bias a row of W each, residual y's."""
-    x, weight, *more = specs
-    if any(not s.dtype.is_float for s in specs):
+    x, planes, more = parted(specs, attrs)
+    floats = (x, *more) if attrs.format else (x, *planes, *more)
+    if any(not s.dtype.is_float for s in floats):
         raise DTypeError(
-            f"normed_linear: expected float dtypes, got {[s.dtype.name for s in specs]}"
+            f"normed_linear: expected float dtypes, got {[s.dtype.name for s in floats]}"
         )
-    if len(weight.shape) != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
+    of_planes = FORMATS[attrs.format].check("normed_linear", planes) if attrs.format else ()
+    weight = of_planes or planes[0].shape
+    if len(weight) != 2 or not x.shape or x.shape[-1] != weight[1]:
         raise ShapeError(
             f"normed_linear: expected x [..., k] and weight [n, k], got {list(x.shape)} and "
-            f"{list(weight.shape)}"
+            f"{list(weight)}"
         )
     if not math.prod(x.shape):
         raise ShapeError(f"normed_linear: expected 1 row or more, got {list(x.shape)}")
-    if attrs.gate and (weight.shape[0] % 2 or "residual" in attrs.extras or attrs.activation):
+    if attrs.gate and (weight[0] % 2 or "residual" in attrs.extras or attrs.activation):
         raise ShapeError(
             f"normed_linear: expected a weight [2 n, k] and nothing after a gate, got "
-            f"{list(weight.shape)} and {list(attrs.extras)}"
+            f"{list(weight)} and {list(attrs.extras)}"
         )
     if ("shift" in attrs.extras or attrs.kind == "layer") and not (
         attrs.kind == "layer" and "norm" in attrs.extras
@@ -81,9 +92,9 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
         raise ShapeError(
             f"normed_linear: expected norm= with a layer norm, got {list(attrs.extras)}"
         )
-    shape = (*x.shape[:-1], weight.shape[0] // (2 if attrs.gate else 1))
+    shape = (*x.shape[:-1], weight[0] // (2 if attrs.gate else 1))
     for name, spec in zip(attrs.extras, more, strict=True):
-        wanted = {"residual": shape, "bias": weight.shape[:1]}.get(name, x.shape[-1:])
+        wanted = {"residual": shape, "bias": weight[:1]}.get(name, x.shape[-1:])
         if spec.shape != wanted:
             raise ShapeError(
                 f"normed_linear: expected {name} {list(wanted)}, got {list(spec.shape)}"
@@ -91,9 +102,11 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
     return ((shape, dtype_of(attrs.dtype) if attrs.dtype else x.dtype),)
 
 
-def reference(x: Any, weight: Any, *more: Any, **named: Any) -> Any:
+def reference(*operands: Any, **named: Any) -> Any:
     """The NumPy formula."""
     attrs = NormedAttrs(**named)
+    x, planes, more = parted(operands, attrs)
+    weight = FORMATS[attrs.format].decode(*planes) if attrs.format else planes[0]
     vectors = dict(zip(attrs.extras, more, strict=True))
     if "norm" in vectors:
         x = x - np.mean(x, axis=-1, keepdims=True) if attrs.kind == "layer" else x
@@ -113,7 +126,10 @@ def axes_of(form: Form[NormedAttrs]) -> Axes:
     lead, n = LETTERS[: len(form.outputs[0].shape) - 1], "." if form.attrs.gate else "n"
     letters = {"residual": f"{lead}{n}", "bias": n}  # of a gate the bias is whole, too
     more = [letters.get(name, ".") for name in form.attrs.extras]
-    return axes([f"{lead}.", f"{n}.", *more], [f"{lead}{n}"])
+    if not form.attrs.format:
+        return axes([f"{lead}.", f"{n}.", *more], [f"{lead}{n}"])
+    planes = plane_axes(FORMATS[form.attrs.format], n)
+    return axes([f"{lead}.", *planes, *more], [f"{lead}{n}"])
 
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
@@ -121,6 +137,8 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
     if not (form.within_binding(caps) and (attrs.gate or "norm" in attrs.extras)):
         return False
+    if attrs.format:
+        return bool(loaded("centella.ops.quant.digits:preferred")(form, caps))
     gains = rows <= JOINED_ROWS and not caps.launches_are_free
     if takes_few(form) and (attrs.variant in FEW_ROWS or (attrs.variant is None and gains)):
         return True
@@ -137,7 +155,7 @@ def takes_few(form: Form[NormedAttrs]) -> bool:
 
 def flops_of(form: Form[NormedAttrs]) -> int:
     """A multiplication and an addition for each weight and row."""
-    return 2 * math.prod(form.inputs[0].shape[:-1]) * form.inputs[1].size
+    return 2 * form.outputs[0].size * form.inputs[0].shape[-1] * (2 if form.attrs.gate else 1)
 
 
 NORMED: Op[NormedAttrs] = Op(

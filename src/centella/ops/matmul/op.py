@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -74,8 +74,16 @@ def linear_rule(specs: tuple[Spec, ...], attrs: LinearAttrs) -> tuple[Out, ...]:
     return ((shape, result_dtype(x.dtype, attrs)),)
 
 
-def parted(operands: Sequence[T], attrs: LinearAttrs) -> tuple[T, Sequence[T], Sequence[T]]:
-    """The operands of `linear`: x, the weight's, the extras."""
+class OfFormat(Protocol):
+    """Attributes of a product whose weight may be in planes."""
+
+    @property
+    def format(self) -> str:
+        """Of planes; "" of one tensor."""
+
+
+def parted(operands: Sequence[T], attrs: OfFormat) -> tuple[T, Sequence[T], Sequence[T]]:
+    """The operands of a product: x, the weight's, the extras."""
     count = len(FORMATS[attrs.format].planes) if attrs.format else 1
     return operands[0], operands[1 : 1 + count], operands[1 + count :]
 

@@ -120,14 +120,16 @@ class Normed:
     Each warp leaves what it adds up of x: squares; of a layer norm first x, then squares.
     """
 
-    def __init__(self, capacity: int, kind: str) -> None:
+    def __init__(self, capacity: int, kind: str, threads: int = CONSUMERS) -> None:
         self.kind: str = kind
         self.capacity: int = capacity
-        self._totals = lang.shared(f32, 2 * WARPS)
+        self.threads: int = threads
+        self._warps = threads // WARP
+        self._totals = lang.shared(f32, 2 * self._warps)
 
     def chunks(self, me: Any) -> list[Any]:
         """The chunks of this thread."""
-        return [me + base for base in range(0, self.capacity // EIGHT, CONSUMERS)]
+        return [me + base for base in range(0, self.capacity // EIGHT, self.threads)]
 
     def vectors(self, me: Any, vector: Any, k: Any) -> list[list[Any]]:
         """This thread's values of the norm's weight, or of its shift."""
@@ -166,9 +168,9 @@ class Normed:
         """
         if self.kind == LAYER:
             values = [[v - first for v in eight] for eight in values]
-            self._add(me, values, inside, WARPS, squared=False)
+            self._add(me, values, inside, self._warps, squared=False)
             meet()
-            mean = self._added(WARPS) / lang.cast(k, f32)
+            mean = self._added(self._warps) / lang.cast(k, f32)
             values = [[v - mean for v in eight] for eight in values]
         self._add(me, values, inside, 0, squared=True)
         meet()
@@ -191,7 +193,7 @@ class Normed:
     def _added(self, at: int) -> Any:
         """What all warps have left."""
         total = self._totals[at]
-        for i in range(1, WARPS):
+        for i in range(1, self._warps):
             total = total + self._totals[i + at]
         return total
 

@@ -1,46 +1,47 @@
 """What the streamed products of quantised weights have in common (sm_90a).
 
 One thread has tiles of stored bytes copied into a ring, before the launches before this one are
-over. The other planes of a block of outputs lie one behind the other in memory; two warps copy
-them, a block ahead. Of the warps that multiply four share the columns of a stage, two of these
-teams its rows.
+over, and at once the other planes of a block of outputs, whose rows follow each other in memory. Of
+the warps that multiply four share the columns of a stage, two of these teams its rows; where there
+are two such crews, they take stages in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bf16, f16, u32
-from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT, WARPGROUP
-from centella.ops.quant.format import CHUNK, RUN, Format
+from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT
+from centella.ops.quant.format import CHUNK, RUN, Format, Run
 from centella.ops.ring import Ring
-from centella.ops.rows import WARP
+from centella.ops.rows import WARP, fold
 from centella.specs import Spec
 
-COPIERS = WARPGROUP - 2 * WARP  # threads that bring the other planes
-AT_ONCE = 4  # chunks that each of them has under way
 ACROSS, TEAMS = 4, 2  # warps that share a stage's columns, a run each; its rows
-WARPS = ACROSS * TEAMS
-CONSUMERS = WARPS * WARP
+WARPS = ACROSS * TEAMS  # of a crew
 COLUMNS = ACROSS * RUN  # of x, of a stage
 MOST_ROWS = TEAMS * DEPTH  # of a stage
+Row = Callable[[Any], list[Any]]  # of a plane: the elements of a word
 Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
 
 
 class BlockStream(Struct, frozen=True):
     """How a group works: outputs of a block, stages of the ring, eights of rows of x.
 
-    `halves`: 2 where each output has two rows of the weight, with a gate.
+    `halves`: 2 where each output has two rows of the weight, with a gate. `slots`: blocks that have
+    room for the other planes: 1 where a group has one.
     """
 
     rows: int
     stages: int
     eights: int = 0
     halves: int = 1
+    slots: int = 2
 
     @property
     def height(self) -> int:
@@ -58,20 +59,20 @@ class Weights:
 
     Args:
         dtype: of x; the copy engine sees two stored bytes as an element of it.
-        bringers: who says what a stage is to have.
-        names: scalars of the launch besides.
+        crews: of WARPS warps, that multiply.
+        bringers: how many say what a stage is to have.
     """
 
     def __init__(
         self, tile: BlockStream, kind: Format, depth: int, beside: Beside, dtype: Any, w: Any,
-        planes: list[Any], bringers: int, names: tuple[str, ...] = (),
+        planes: list[Any], crews: int, bringers: int = 1,
     ) -> None:  # fmt: skip
         self.tile: BlockStream = tile
         self.kind: Format = kind
         self.depth: int = depth
         self.halves: int = tile.halves
-        own = ("n", "k", "width", "ldw", "half", "rows", "blocks")
-        self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in (*own, *names)}
+        names = ("n", "k", "width", "ldw", "half", "rows", "blocks")
+        self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
         self.words: int = COLUMNS // (2 * per_byte(kind))  # elements of 16 bits
         self.steps: int = -(-depth // COLUMNS)
         slots = tile.stages * tile.halves
@@ -83,17 +84,17 @@ class Weights:
         ]
         self.full: Any = lang.ptx.Barriers(tile.stages)
         self.empty: Any = lang.ptx.Barriers(tile.stages)
-        self.told: Any = lang.ptx.Barriers(2)  # of the other planes
-        self.read: Any = lang.ptx.Barriers(2)
+        self.told: Any = lang.ptx.Barriers(tile.slots)  # of the other planes
+        self.read: Any = lang.ptx.Barriers(tile.slots)
         self.met: Any = lang.ptx.Barriers(1)
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
                 self.full.init(stage, bringers)
                 self.empty.init(stage, WARPS)
-            for slot in range(2):
-                self.told.init(slot, COPIERS)
-                self.read.init(slot, WARPS)
-            self.met.init(0, CONSUMERS)
+            for slot in range(tile.slots):
+                self.told.init(slot, 1)
+                self.read.init(slot, crews * WARPS)
+            self.met.init(0, crews * WARPS * WARP)
             lang.ptx.init_fence()
         lang.barrier()
 
@@ -102,10 +103,11 @@ class Weights:
         return lang.range(lang.group_id(), self.p["blocks"], lang.num_groups())
 
     def bring(self) -> None:
-        """Have all tiles of stored bytes copied, as stages become free: nobody writes weights."""
-        tile, ring = self.tile, Ring(self.tile.stages)
+        """Have all planes copied, as stages become free: nobody writes weights."""
+        tile, ring, beside = self.tile, Ring(self.tile.stages), Ring(self.tile.slots)
         nbytes = 2 * self.halves * tile.rows * self.words
         for block in self.blocks():
+            self._bring_beside(block, beside)
             for step in lang.range(lang.const(self.steps, u32)):
                 stage = ring.stage.get()
                 self.empty.wait(stage, ring.parity ^ 1)
@@ -117,74 +119,85 @@ class Weights:
                 ring.advance()
         lang.ptx.launch_dependents()
 
+    def rows(self, slot: Any, half: Any, first: Any, row: Any) -> list[Row]:
+        """Where each of the other planes has a row of a block.
+
+        Args:
+            slot, half: of the block; first: its first row of the weight; row: counted from there.
+        """
+        last = lang.minimum(self.p["rows"] - first, self.tile.rows) - 1
+        return [p.row(p.slot(slot, half), first, lang.minimum(row, last)) for p in self.planes]
+
+    def _bring_beside(self, block: Any, ring: Ring) -> None:
+        slot = ring.stage.get()
+        self.read.wait(slot, ring.parity ^ 1)
+        spans = [
+            (plane, half, plane.span(row, lang.minimum(self.p["rows"] - row, self.tile.rows)))
+            for half in range(self.halves) for row in [self.row(block, half)]
+            for plane in self.planes
+        ]  # fmt: skip
+        self.told.expect(slot, fold([nbytes for _, _, (_, nbytes) in spans], operator.add))
+        for plane, half, (first, nbytes) in spans:
+            to = plane.slot(slot, half)
+            lang.ptx.bulk_load(plane.plane, first, nbytes, plane.memory, to, self.told, slot)
+        ring.advance()
+
     def row(self, block: Any, half: int) -> Any:
         """The first row of the weight of a block."""
         return block * self.tile.rows + (self.p["half"] if half else 0)
 
-    def copy(self, me: Any) -> None:
-        """Bring the other planes of block after block, two ahead at most.
-
-        Args:
-            me: which of the COPIERS this thread is.
-        """
-        ring = Ring(2)
-        for block in self.blocks():
-            slot = ring.stage.get()
-            self.read.wait(slot, ring.parity ^ 1)
-            for plane in self.planes:
-                for half in range(self.halves):
-                    plane.copy(me, self.row(block, half), slot, half, self.p["rows"])
-            self.told.arrive(slot)
-            ring.advance()
-
 
 class BesidePlane:
-    """A plane of two blocks of outputs in shared memory, row after row.
+    """A plane of a block of outputs, or two, in shared memory, row after row.
 
     Args:
-        pitch: words of a row.
-        whole: rows start on 16 bytes, and are copied in chunks; else element by element.
+        pitch: words of a row; whole: rows start on 16 bytes, else with any element.
     """
 
     def __init__(self, plane: Any, tile: BlockStream, pitch: int, whole: bool) -> None:
         self.plane: Any = plane
-        self.rows: int = tile.rows
-        self.halves: int = tile.halves
+        self.tile: BlockStream = tile
         self.pitch: int = pitch
         self.whole: bool = whole
-        self._memory = lang.shared(u32, 2 * tile.halves * tile.rows * pitch)
+        self._words = words_of(tile.rows, pitch, whole)
+        self.memory: Any = lang.shared(u32, tile.slots * tile.halves * self._words)
 
-    def copy(self, me: Any, row: Any, slot: Any, half: int, count: Any) -> None:
-        """Bring the rows from one on, of which there are `count`; then the last one again."""
-        step, per = 4 if self.whole else 1, self.plane.dtype.per_word
-        last = count * (self.pitch // step) - 1
-        first, every = row * (self.pitch // step), self.rows * self.pitch // step
-        for at in lang.range(me, lang.const(every, u32), COPIERS * AT_ONCE):
-            several = [at + COPIERS * i for i in range(AT_ONCE)]
-            loaded = [self._load(lang.minimum(first + i, last) * (step * per)) for i in several]
-            for i, words in zip(several, loaded, strict=True):
-                with lang.if_(i < every):
-                    self._store(self.start(slot, half) + i * step, words)
-
-    def _load(self, element: Any) -> list[Any]:
-        """The words from an element on: four, or one."""
+    def span(self, row: Any, rows: Any) -> tuple[Any, Any]:
+        """The first element of rows, and the bytes from the chunk that it is in to their end."""
+        first, nbytes = row * (self.pitch * self.plane.dtype.per_word), rows * (4 * self.pitch)
         if self.whole:
-            return list(self.plane.load_bits(element))
-        return list(self.plane.pack([self.plane[element + e] for e in range(2)]))
+            return first, nbytes
+        before = self.plane.within_chunk(first) * self.plane.dtype.itemsize
+        return first, (before + nbytes + (CHUNK - 1)) & (0xFFFFFFFF - (CHUNK - 1))
 
-    def _store(self, at: Any, words: list[Any]) -> None:
+    def slot(self, slot: Any, half: Any = 0) -> Any:
+        """Where what a block has begins, in words."""
+        return (slot * self.tile.halves + half) * self._words
+
+    def row(self, begin: Any, first: Any, row: Any) -> Row:
+        """A row of a block that begins at a word, and at a row of the weight."""
+        start = begin + row * self.pitch
         if self.whole:
-            self._memory.store(at, words)
-        else:
-            self._memory[at] = words[0]
+            return lambda word: list(self.plane.unpack([self.memory[start + word]]))
+        before = self.plane.within_chunk(first * (self.pitch * self.plane.dtype.per_word))
+        odd, start = before % 2, start + before // 2
 
-    def start(self, slot: Any, half: Any = 0) -> Any:
-        """Where the first row begins, in words."""
-        return (slot * self.halves + half) * (self.rows * self.pitch)
+        def values(word: Any) -> list[Any]:
+            low, high = self.memory[start + word], self.memory[start + word + odd]
+            both = lang.select(odd == 1, low >> 16 | high << 16, low)
+            return list(self.plane.unpack([both]))
 
-    def values(self, word: Any) -> list[Any]:
-        """The elements of a word."""
-        return list(self.plane.unpack([self._memory[word]]))
+        return values
+
+
+def words_of(rows: int, pitch: int, whole: bool) -> int:
+    """Words of shared memory for rows of a plane."""
+    return rows * pitch if whole else -(-(rows * pitch + 4) // 4) * 4
+
+
+def run_of(number: Any, rows: list[Row]) -> Run:
+    """A run of a row whose other planes are these."""
+    return Run(number, lambda plane, word: rows[plane - 1](word))
 
 
 def per_byte(kind: Format) -> int:

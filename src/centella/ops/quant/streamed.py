@@ -30,26 +30,29 @@ from centella.ops.matmul.problem import THIN, LinearAttrs, Problem, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP
 from centella.ops.matmul.streamed_rows import PAD, Sums, store
-from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores, Run
+from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores
 from centella.ops.quant.stream import (
     ACROSS,
     COLUMNS,
-    CONSUMERS,
-    COPIERS,
     MOST_ROWS,
     TEAMS,
+    WARPS,
     Beside,
     BlockStream,
+    Row,
     Weights,
     beside_of,
     per_byte,
     rows_follow,
+    run_of,
+    words_of,
 )
 from centella.ops.quant.table import FORMATS
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP
 from centella.specs import Caps
 
+CONSUMERS = WARPS * WARP
 FEWEST = 2  # rows of x
 ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # two
 
@@ -70,15 +73,13 @@ def _streamed_blocks(
     kind = FORMATS[format]
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
-    shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, bringers=2)
+    shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, 1, bringers=2)
     rows = _Rows(tile, x)
     sums = Sums(ACROSS, EIGHT * tile.eights, TEAMS * tile.lines + PAD)
     with lang.ptx.role(0, WARP), lang.if_(lang.local_id() == 0):
         shared.bring()
     with lang.ptx.role(WARP, WARP), lang.if_(lang.local_id() == WARP):
         _bring_rows(shared, rows)
-    with lang.ptx.role(2 * WARP, COPIERS):
-        shared.copy(lang.local_id() - 2 * WARP)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
         _consume(shared, rows, sums, activation, y, operands)
 
@@ -106,7 +107,7 @@ class _Consumer:
         self.lane, warp = me % WARP, me // WARP
         self.part, self.first = warp % ACROSS, warp // ACROSS * tile.lines
         self.halves = tile.lines // EIGHT
-        self.ring, self.beside = Ring(tile.stages), Ring(2)
+        self.ring, self.beside = Ring(tile.stages), Ring(tile.slots)
         dtype = shared.ring.dtype
         row = lang.minimum(self.first + self.lane % tile.lines, tile.rows - 1)
         column = self.part * (RUN // per_byte(shared.kind) // CHUNK)
@@ -136,11 +137,14 @@ class _Consumer:
             fragment.fill(0.0)
         slot = self.beside.stage.get()
         shared.told.wait(slot, self.beside.parity)
-        begins = [plane.start(slot) for plane in shared.planes]
+        rows = [
+            shared.rows(slot, 0, shared.row(block, 0), self.first + (self.lane // QUAD + h * EIGHT))
+            for h in range(self.halves)
+        ]
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = self.ring.stage.get()
             shared.full.wait(stage, self.ring.parity)
-            self._run(begins, step * ACROSS + self.part, stage)
+            self._run(rows, step * ACROSS + self.part, stage)
             with lang.if_(self.lane == 0):
                 shared.empty.arrive(stage)
             self.ring.advance()
@@ -148,12 +152,12 @@ class _Consumer:
             shared.read.arrive(slot)
         self.beside.advance()
 
-    def _run(self, begins: list[Any], number: Any, stage: Any) -> None:
+    def _run(self, rows: list[list[Row]], number: Any, stage: Any) -> None:
         """RUN columns, of which so many come before; past the last ones x is 0."""
         shared, cores = self.shared, self.shared.kind.cores
         assert cores is not None
         number = lang.minimum(number, shared.depth // RUN - 1)
-        factors = [cores.factors(self._beside(begins, number, half)) for half in range(self.halves)]
+        factors = [cores.factors(run_of(number, planes)) for planes in rows]
         groups: list[list[tuple[Any, Any]]] = []  # words of each half, of the next groups
         for group in range(RUN // GROUP):
             if not groups:
@@ -162,14 +166,6 @@ class _Consumer:
                 groups = self._words(at, cores)
             self._take_x(stage, group)
             self._multiply(groups.pop(0), [line[group] for line in factors], cores)
-
-    def _beside(self, begins: list[Any], number: Any, half: int) -> Run:
-        """What the other planes have for a run of this thread's row of a half."""
-        planes = self.shared.planes
-        row = self.first + (self.lane // QUAD + half * EIGHT)
-        row = lang.minimum(row, self.shared.tile.rows - 1)
-        starts = [b + row * plane.pitch for b, plane in zip(begins, planes, strict=True)]
-        return Run(number, lambda p, word: planes[p - 1].values(starts[p - 1] + word))
 
     def _words(self, at: Any, cores: Cores) -> list[list[tuple[Any, Any]]]:
         """Of two chunks, by group: of each half the first and the last sixteen numbers."""
@@ -274,7 +270,7 @@ def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
         return None
     rows, eights = outputs_of(problem, form.outputs[0].dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
     tile = BlockStream(rows, 0, eights)
-    beside = 8 * rows * sum(pitch for pitch, _ in beside_of(planes[1:]))
+    beside = 8 * sum(words_of(rows, *layout) for layout in beside_of(planes[1:]))
     sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
     stage = tile.height * COLUMNS // per_byte(kind) + 2 * EIGHT * eights * COLUMNS
     room, steps = min(SHARED, caps.max_shared) - beside - sums - 2048, -(-problem.k // COLUMNS)
@@ -303,7 +299,7 @@ def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered
     )  # fmt: skip
     call = Call(
         kernel, (*refs, Ref(len(form.inputs), form.outputs[0])), scalars, constants,
-        groups_of(problem, tile.rows), workgroup=WARPGROUP + CONSUMERS,
+        groups_of(problem, tile.rows), workgroup=kernel.workgroup,
         signature=signature(dict.fromkeys(names, 1), {"y": 1}),
     )  # fmt: skip
     return Lowered((call,))

@@ -163,12 +163,15 @@ def normed_linear(
         activation=_activation("normed_linear", activation), **numbers,
     )  # fmt: skip
     extras = {"norm": norm, "shift": shift, "bias": bias, "residual": residual}
+    joined = None
     if isinstance(weight, Tensor):
-        joined = _joined(x, weight, extras, attrs)
-        if joined is not None:
-            return joined
+        joined = _joined((x, weight), extras, attrs)
     elif variant not in (None, APART):
         raise DTypeError(f"normed_linear: expected a weight of floats with variant={variant!r}")
+    elif isinstance(weight, QTensor) and not weight.format.by_row:
+        joined = _joined((x, *weight.planes), extras, {**attrs, "format": weight.format.name})
+    if joined is not None:
+        return joined
     h = x
     if norm is not None:
         h = layer_norm(x, norm, shift, eps) if layer else rms_norm(x, norm, eps)
@@ -185,12 +188,12 @@ def normed_linear(
 
 
 def _joined(
-    x: Tensor, weight: Tensor, extras: dict[str, Tensor | None], attrs: dict[str, Any]
+    operands: tuple[Tensor, ...], extras: dict[str, Tensor | None], attrs: dict[str, Any]
 ) -> Tensor | None:
     """All of it as one op, where that is preferred."""
     present = {n: t for n, t in extras.items() if t is not None}
-    operands, attrs = (x, weight, *present.values()), {**attrs, "extras": tuple(present)}
-    results = apply_preferred(get("normed_linear"), operands, attrs)
+    attrs = {**attrs, "extras": tuple(present)}
+    results = apply_preferred(get("normed_linear"), (*operands, *present.values()), attrs)
     return None if results is None else results[0]
 
 
