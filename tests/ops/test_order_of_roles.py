@@ -13,10 +13,13 @@ from msgspec.structs import replace
 from centella.emit.program import Call, Kernel
 from centella.errors import SimulationError
 from centella.ops.matmul import streamed_kernel, streamed_rows, wgmma, whole_rows
+from centella.ops.quant import digits_kernel
 from centella.ops.quant import streamed as streamed_blocks
+from centella.ops.quant.digits import STREAMED_DIGITS
 from centella.simulator.run import simulate
 from centella.specs import Spec
 from tests.ops import test_streamed_blocks, test_streamed_rows, test_wgmma, test_whole_rows
+from tests.support.attention import CAPS
 from tests.support.launched import laid_out, parameters, traced
 from tests.support.mutations import changed
 
@@ -27,7 +30,7 @@ RELEASE = """\
             with lang.if_(lane == 0):
                 shared.empty.arrive(stage)
 """
-RUN = "            self._run(begins, step * ACROSS + self.part, stage)\n"
+RUN = "            self._run(rows, step * ACROSS + self.part, stage)\n"
 OF_TILES = """\
         with lang.if_(leader & (step > 0)):
             shared.empty.arrive(before)
@@ -53,6 +56,15 @@ def of_blocks() -> tuple[Call, list[Spec]]:
     return call, specs
 
 
+def of_digits() -> tuple[Call, list[Spec]]:
+    caps = replace(CAPS, max_shared=44 << 10)  # so that a ring comes round within a block
+    (call,), specs = test_streamed_blocks.product_of(
+        "q8_0", 1, 100, 4096, caps=caps, variant=STREAMED_DIGITS
+    )
+    assert dict(call.constants)["tile"].stages < 8
+    return call, specs
+
+
 def of_tiles() -> tuple[Call, list[Spec]]:
     launch, _ = test_wgmma.lowered(130, 300, 520)
     return launch.call, [launch.a, launch.b, launch.call.tensors[-1].spec]
@@ -66,7 +78,9 @@ def of_whole_rows() -> tuple[Call, list[Spec]]:
 
 WAIT = "lang.ptx.wgmma_wait(1)\n"
 OF_BLOCKS = RELEASE.replace("lane", "self.lane")
-READ, WRITTEN, COMES = "written here, read by", "read here, written by", "a box comes here, read by"
+READ, WRITTEN = "race: written here, read by", "race: read here, written by"
+COMES, EARLY = "race: a box comes here, read by", "read before a thread has waited for its box"
+TOLD = "shared.told.wait(slot, self.beside.parity)\n"
 # The launch, its kernel's module, what stands elsewhere or nowhere, the race.
 CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     "sums are overwritten": (
@@ -85,14 +99,24 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
         of_one_row, streamed_kernel, [(RELEASE, ""), (AROUND, RELEASE + AROUND)], COMES,
     ),
     "planes are read": (
-        of_blocks, streamed_blocks, [("shared.told.wait(slot, self.beside.parity)\n", "\n")],
-        WRITTEN,
+        of_blocks, streamed_blocks, [(TOLD, "\n")], EARLY,
     ),
     "sums of blocks are overwritten": (
         of_blocks, streamed_blocks, [("meet()  # sums are written anew\n", "\n")], READ,
     ),
     "a stage of blocks is released": (
         of_blocks, streamed_blocks, [(RUN + OF_BLOCKS, OF_BLOCKS + RUN)], COMES,
+    ),
+    "planes of one row are read": (of_digits, digits_kernel, [(TOLD, "\n")], EARLY),
+    "digits are read": (
+        of_digits, digits_kernel, [("vectors, meeting)\n    meeting()\n", "vectors, meeting)\n")],
+        WRITTEN,
+    ),
+    "sums of digits are read": (
+        of_digits, digits_kernel, [("of_two)\n        meeting()\n", "of_two)\n")], WRITTEN,
+    ),
+    "a stage of digits is released": (
+        of_digits, digits_kernel, [(RUN + OF_BLOCKS, OF_BLOCKS + RUN)], COMES,
     ),
     "a stage of tiles is released": (
         of_tiles, wgmma, [(8 * " " + WAIT + OF_TILES, OF_TILES + 8 * " " + WAIT)], COMES,
@@ -119,5 +143,5 @@ def test_what_comes_too_early_is_a_race(name: str) -> None:
     call, specs = build()
     copy = changed(module, *changes)
     kernel = next(k for k in vars(copy).values() if isinstance(k, Kernel))
-    with pytest.raises(SimulationError, match=rf"kernel '{call.kernel.name}': .* race: {text}"):
+    with pytest.raises(SimulationError, match=rf"kernel '{call.kernel.name}': .* {text}"):
         run(replace(call, kernel=kernel), specs)

@@ -18,6 +18,8 @@ from centella.ops.matmul.tiled import tile_of
 from centella.ops.matmul.wgmma import WGMMA_TILES
 from centella.ops.matmul.whole_rows import WIDEST, RowsTile
 from centella.ops.norm import NormAttrs
+from centella.ops.quant import digits_kernel
+from centella.ops.quant.table import FORMATS
 from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (
@@ -65,6 +67,9 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     if variant in ("streamed", "streamed_rows"):
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         return caps.warpgroups and room and dtypes[0] is dtypes[1] and dtypes[0] in (bf16, f16)
+    if variant == "streamed_digits":
+        room = caps.max_workgroup >= digits_kernel.kernel.workgroup and caps.max_shared >= ROOM
+        return caps.warpgroups and room and dtypes[0] in (bf16, f16)
     if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
         had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
         room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
@@ -196,6 +201,14 @@ def normed_linear() -> Row:
     for n, k in ((9, 128), (34, 264)):
         gated, norm = (In((1, k), "positive"), In((2 * n, k), "positive")), In((k,), "positive")
         cases += [Case((*gated, norm), one), Case((*gated, norm), {**one, "gate": ""})]
+    for name in planes.BLOCKS:
+        if (kind := FORMATS[name]).cores is not None:
+            digits = {**one, "variant": "streamed_digits", "format": name, "gate": ""}
+            k = max(256, kind.block)
+            for n, gate in ((150, ""), (34, "relu")):
+                weight = planes.planes(name, 2 * n if gate else n, k // kind.block, "f16")
+                operands = (In((1, k), "positive"), *weight, In((k,), "positive", "f32"))
+                cases.append(Case(operands, {**digits, "gate": gate}, ("f16", "bf16")))
     return Row(FLOATS, tuple(cases), sums=True)
 
 

@@ -38,7 +38,8 @@ from centella.specs import Caps, Spec
 JOINED_ROWS = 2  # rows up to which a thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
 FEW_ROWS = ("streamed", "joined")  # kernels of few rows
-VARIANTS = (*FEW_ROWS, "streamed_rows", "wgmma", "mma", APART)  # of a weight of floats
+DIGITS = "streamed_digits"  # that of weights in planes; the others are of floats
+VARIANTS = (*FEW_ROWS, "streamed_rows", "wgmma", "mma", DIGITS, APART)
 
 
 class NormedAttrs(Struct, frozen=True):

@@ -14,7 +14,7 @@ from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.normed import NormedAttrs
+from centella.ops.matmul.normed import DIGITS, NormedAttrs
 from centella.ops.matmul.op import OfFormat, parted
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
@@ -146,13 +146,13 @@ def _preferred(form: object, caps: Caps) -> bool:
 
 
 STREAMED_DIGITS: Variant[Form[LinearAttrs], BlockStream] = Variant(
-    "streamed_digits",
+    DIGITS,
     lambda form, caps: _tile(_of_linear(form), caps),
     lambda form, tile, caps: _launches(_of_linear(form), tile),
     _preferred,
 )
 NORMED_DIGITS: Variant[Form[NormedAttrs], BlockStream] = Variant(
-    "streamed_digits",
+    DIGITS,
     lambda form, caps: _tile(_of_normed(form), caps),
     lambda form, tile, caps: _launches(_of_normed(form), tile),
     _preferred,
@@ -161,10 +161,10 @@ NORMED_DIGITS: Variant[Form[NormedAttrs], BlockStream] = Variant(
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     """Whether a norm or a gate joins a product with a weight in planes."""
-    return NORMED_DIGITS.takes(form, caps, None)
+    return NORMED_DIGITS.takes(form, caps, form.attrs.variant)
 
 
 def normed(form: Form[NormedAttrs], caps: Caps) -> Lowered:
     """One launch."""
     what = f"normed_linear: {list(form.inputs[0].shape)}, {form.attrs.format}"
-    return choose((NORMED_DIGITS,), form, caps, None, what).lower(form, caps)
+    return choose((NORMED_DIGITS,), form, caps, form.attrs.variant, what).lower(form, caps)

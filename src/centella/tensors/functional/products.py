@@ -13,6 +13,7 @@ from centella.op.op import get
 from centella.op.variant import APART
 from centella.ops.attention.op import misshapen
 from centella.ops.elementwise import ACTIVATIONS
+from centella.ops.matmul.normed import DIGITS
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, epsilon, flag, one_of, real, whole
 from centella.tensors.functional.axes import layer_norm, rms_norm
@@ -131,8 +132,9 @@ def normed_linear(
 ) -> Tensor:  # fmt: skip
     """f(alpha (norm(x) W^T) + bias) + residual, or with a gate act(h W[:n]^T) * (h W[n:]^T).
 
-    For one or two rows, as a decoder's step has, all of it is one launch of a GPU; else the norm is
-    a launch of its own, and so is the gate where tensor cores do not multiply many rows.
+    For one or two rows, as a decoder's step has, all of it is one launch of a GPU, with a QTensor
+    for one on Hopper; else the norm is a launch of its own, and so is the gate where tensor cores
+    do not multiply many rows.
 
     Args:
         x: [..., k]; weight: [n, k], with a gate [2 n, k]; norm: [k], or None for no norm.
@@ -141,8 +143,8 @@ def normed_linear(
         gate: the activation of the first half, a name that `linear` takes.
         activation, bias, residual, alpha, dtype: as for `linear`; with a gate neither activation
             nor residual.
-        variant: force a launch of one row ("streamed"), of few ("joined"), of a gate
-            ("streamed_rows", "wgmma", "mma"), or "apart".
+        variant: force a launch of one row ("streamed"), with a QTensor ("streamed_digits"), of few
+            ("joined"), of a gate ("streamed_rows", "wgmma", "mma"), or "apart".
 
     Returns:
         [..., n].
@@ -166,7 +168,7 @@ def normed_linear(
     joined = None
     if isinstance(weight, Tensor):
         joined = _joined((x, weight), extras, attrs)
-    elif variant not in (None, APART):
+    elif variant not in (None, DIGITS, APART):
         raise DTypeError(f"normed_linear: expected a weight of floats with variant={variant!r}")
     elif isinstance(weight, QTensor) and not weight.format.by_row:
         joined = _joined((x, *weight.planes), extras, {**attrs, "format": weight.format.name})
