@@ -180,8 +180,60 @@ def test_maps_that_the_driver_would_not_make(sizes: dict[str, int]) -> None:
 
 def test_the_case_covers_every_operation() -> None:
     ir, _ = case(f16)
-    of_clusters = {"mbar_arrive_at", "tma_multicast"}
-    assert {s[0] for s in ir.body} >= (HOPPER | BARRIERS) - of_clusters
+    elsewhere = {"mbar_arrive_at", "tma_multicast", "bulk_load"}
+    assert {s[0] for s in ir.body} >= (HOPPER | BARRIERS) - elsewhere
+
+
+def neighbours(x: In[storage], y: Out[u32], *, nbytes: int = 48, waited: bool = True) -> None:
+    """Words from the 16 bytes on that element 13 is in, and where in them it is."""
+    memory, there, t = lang.shared(u32, 64), ptx.Barriers(1), lang.local_id()
+    with lang.if_(t == 0):
+        there.init(0, 1)
+        ptx.init_fence()
+    lang.barrier()
+    with lang.if_(t == 0):
+        there.expect(0, nbytes)
+        ptx.bulk_load(x, 13, nbytes, memory, 4, there, 0)
+    if waited:
+        there.wait(0, 0)
+    y[t] = lang.select(t < 12, memory[4 + t % 12], x.within_chunk(13))
+    there.wait(0, 0)
+
+
+def neighbours_case(dtype: DType, **options: Any) -> tuple[KernelIR, dict[str, Tensor]]:
+    values = np.random.default_rng(0).standard_normal(30)  # the last 16 bytes have 12
+    tensors = {"x": tensor(values, dtype), "y": empty((32,), u32)}
+    return record(neighbours, tensors, 32, **options), tensors
+
+
+@HALVES
+def test_neighbouring_bytes_come(dtype: DType, tmp_path: Path) -> None:
+    ir, tensors = neighbours_case(dtype)
+    simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors), 1)
+    got = tensors["y"].bits()
+    np.testing.assert_array_equal(got[:11], tensors["x"].words[4:15])
+    assert (got[12:] == 5).all()
+    text = emit_ptx(ir, "sm_90a")
+    assert "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" in text
+
+
+@needs_ptxas
+def test_neighbouring_bytes_assemble(tmp_path: Path) -> None:
+    assemble_clean(neighbours_case(f16)[0], "sm_90a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"waited": False}, "read before a thread has waited for its box"),
+        ({"nbytes": 40}, "copies are of multiples of 16 bytes, got 40"),
+        ({"nbytes": 64}, "'x' word 19 is out of bounds, it has 16"),
+    ],
+)
+def test_the_simulator_reports_of_neighbouring_bytes(options: dict[str, Any], text: str) -> None:
+    ir, tensors = neighbours_case(f16, **options)
+    with pytest.raises(SimulationError, match=text):
+        simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors), 1)
 
 
 @needs_ptxas

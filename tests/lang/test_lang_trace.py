@@ -1239,6 +1239,8 @@ SHOWN = {
     "clusters.a_box_reaches_every_group",
     "| `ptx.TensorMap(argument": "hopper.boxes_and_products "
     "hopper.maps_refuse_what_they_cannot_describe",
+    "| `ptx.bulk_load(source": "hopper.neighbouring_bytes_come "
+    "hopper.the_simulator_reports_of_neighbouring_bytes",
     "| `ptx.tma_load(source": "hopper.boxes_and_products hopper.texts_assemble "
     "clusters.a_box_reaches_every_group clusters.a_mask_is_of_the_cluster",
     "| `ptx.tma_store(target": "hopper.boxes_and_products hopper.texts_assemble",
