@@ -205,10 +205,11 @@ def normed_linear() -> Row:
         if (kind := FORMATS[name]).cores is not None:
             digits = {**one, "variant": "streamed_digits", "format": name, "gate": ""}
             k = max(256, kind.block)
-            for n, gate in ((150, ""), (34, "relu")):
-                weight = planes.planes(name, 2 * n if gate else n, k // kind.block, "f16")
-                operands = (In((1, k), "positive"), *weight, In((k,), "positive", "f32"))
-                cases.append(Case(operands, {**digits, "gate": gate}, ("f16", "bf16")))
+            for n, opened in ((150, ""), (34, "relu")):
+                rows = 2 * n if opened else n
+                weight = planes.planes(name, rows, k // kind.block, "f16")
+                joined = (In((1, k), "positive"), *weight, In((k,), "positive", "f32"))
+                cases.append(Case(joined, {**digits, "gate": opened}, ("f16", "bf16")))
     return Row(FLOATS, tuple(cases), sums=True)
 
 

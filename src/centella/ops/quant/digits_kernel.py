@@ -40,7 +40,6 @@ from centella.ops.quant.stream import (
     Row,
     Weights,
     per_byte,
-    run_of,
 )
 from centella.ops.quant.table import FORMATS
 from centella.ops.ring import Ring
@@ -217,7 +216,7 @@ class _Consumer:
         shared, cores = self.shared, self.shared.kind.cores
         assert cores is not None
         inside = lang.minimum(number, shared.depth // RUN - 1)
-        factors = [cores.factors(run_of(inside, planes)) for planes in rows]
+        factors = [cores.factors(shared.run(inside, planes)) for planes in rows]
         groups: list[list[tuple[Any, Any]]] = []  # words of each eight rows, of the next groups
         for group in range(RUN // GROUP):
             if not groups:

@@ -84,10 +84,12 @@ class Run(Struct, frozen=True, eq=False):
     Attributes:
         number: runs before it in the row.
         values: `values(plane, word)`: the elements of a word of the row of a plane.
+        word: `word(plane, word)`: the word itself.
     """
 
     number: Any
     values: Callable[[int, Any], list[Any]]
+    word: Callable[[int, Any], Any]
 
 
 class Cores(Struct, frozen=True, eq=False):

@@ -25,6 +25,17 @@ def field(word: Operand, start: int, mask: int, zero: int) -> Expr:
     return small(shifted if start + mask.bit_length() == 32 else shifted & mask, zero)
 
 
+def times_bytes(word: Operand, scale: Operand) -> list[Expr]:
+    """Each of the four bytes of a word times a number of 16 bits, exactly; on NVIDIA GPUs.
+
+    A byte is put into the last bits of 2^23 (PRMT); of that product in f32, not rounded, 2^23 times
+    the number, which is below 2^104, is taken away.
+    """
+    offset = scale * -MAGIC_VALUE
+    bits = (lang.ptx.permute_bytes(word, MAGIC, (byte, 5, 6, 7)) for byte in range(4))
+    return [lang.fma(lang.bitcast(b, f32), scale, offset) for b in bits]
+
+
 def number(value: Operand) -> Any:
     """A stored element as f32. An i8 goes by its bits, which is exact and quicker."""
     return field(lang.bitcast(value, u32) + 128, 0, 255, 128) if value.type == "i32" else value

@@ -17,7 +17,7 @@ from centella.lang.values import Expr
 from centella.ops.quant import regroup
 from centella.ops.quant.format import Cores, Format, Place, Plane, Run
 from centella.ops.quant.host import fields, in_blocks, scaled, unpacked
-from centella.ops.quant.numbers import halves, halves_of_bytes, less, nibbles, small
+from centella.ops.quant.numbers import halves, halves_of_bytes, less, nibbles, times_bytes
 
 BLOCK, GROUP = 256, 32
 
@@ -54,11 +54,8 @@ def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
     """For tensor cores: those of four groups, half of a block."""
     block, half = run.number // 2, run.number % 2
     scale, least = run.values(2, block)
-    levels, lows = (run.values(1, block * 4 + half + at) for at in (0, 2))
-    return [
-        (scale * small(level, 0), -(least * small(low, 0)))
-        for level, low in zip(levels, lows, strict=True)
-    ]
+    levels, lows = (run.word(1, block * 4 + half + at) for at in (0, 2))
+    return list(zip(times_bytes(levels, scale), times_bytes(lows, -least), strict=True))
 
 
 def decode(stored: Array, levels: Array, factors: Array) -> Array:

@@ -26,7 +26,7 @@ ACROSS, TEAMS = 4, 2  # warps that share a stage's columns, a run each; its rows
 WARPS = ACROSS * TEAMS  # of a crew
 COLUMNS = ACROSS * RUN  # of x, of a stage
 MOST_ROWS = TEAMS * DEPTH  # of a stage
-Row = Callable[[Any], list[Any]]  # of a plane: the elements of a word
+Row = Callable[[Any], Any]  # of a plane: a word
 Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
 
 
@@ -128,6 +128,14 @@ class Weights:
         last = lang.minimum(self.p["rows"] - first, self.tile.rows) - 1
         return [p.row(p.slot(slot, half), first, lang.minimum(row, last)) for p in self.planes]
 
+    def run(self, number: Any, rows: list[Row]) -> Run:
+        """A run of a row whose other planes are these."""
+
+        def values(plane: int, word: Any) -> list[Any]:
+            return list(self.planes[plane - 1].plane.unpack([rows[plane - 1](word)]))
+
+        return Run(number, values, lambda plane, word: rows[plane - 1](word))
+
     def _bring_beside(self, block: Any, ring: Ring) -> None:
         slot = ring.stage.get()
         self.read.wait(slot, ring.parity ^ 1)
@@ -178,26 +186,20 @@ class BesidePlane:
         """A row of a block that begins at a word, and at a row of the weight."""
         start = begin + row * self.pitch
         if self.whole:
-            return lambda word: list(self.plane.unpack([self.memory[start + word]]))
+            return lambda word: self.memory[start + word]
         before = self.plane.within_chunk(first * (self.pitch * self.plane.dtype.per_word))
         odd, start = before % 2, start + before // 2
 
-        def values(word: Any) -> list[Any]:
+        def word_of(word: Any) -> Any:
             low, high = self.memory[start + word], self.memory[start + word + odd]
-            both = lang.select(odd == 1, low >> 16 | high << 16, low)
-            return list(self.plane.unpack([both]))
+            return lang.select(odd == 1, low >> 16 | high << 16, low)
 
-        return values
+        return word_of
 
 
 def words_of(rows: int, pitch: int, whole: bool) -> int:
     """Words of shared memory for rows of a plane."""
     return rows * pitch if whole else -(-(rows * pitch + 4) // 4) * 4
-
-
-def run_of(number: Any, rows: list[Row]) -> Run:
-    """A run of a row whose other planes are these."""
-    return Run(number, lambda plane, word: rows[plane - 1](word))
 
 
 def per_byte(kind: Format) -> int:

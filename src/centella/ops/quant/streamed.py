@@ -44,7 +44,6 @@ from centella.ops.quant.stream import (
     beside_of,
     per_byte,
     rows_follow,
-    run_of,
     words_of,
 )
 from centella.ops.quant.table import FORMATS
@@ -157,7 +156,7 @@ class _Consumer:
         shared, cores = self.shared, self.shared.kind.cores
         assert cores is not None
         number = lang.minimum(number, shared.depth // RUN - 1)
-        factors = [cores.factors(run_of(number, planes)) for planes in rows]
+        factors = [cores.factors(shared.run(number, planes)) for planes in rows]
         groups: list[list[tuple[Any, Any]]] = []  # words of each half, of the next groups
         for group in range(RUN // GROUP):
             if not groups:
