@@ -611,12 +611,28 @@ def test_who_has_not_waited_reads_early_wherever_it_stands() -> None:
         record(apart, tensors, 256, how="role", fault="stored")
 
 
-@pytest.mark.parametrize("how", ["role", "loop", "branch", "branches"])
-def test_who_has_not_waited_does_before_it_ends(how: str) -> None:
-    """A launch none of whose threads waits could end before those that the next one reads from."""
-    tensors = {"x": empty((256,), u32), "table": empty((256,), u32), "y": empty((256,), u32)}
-    text = emit_ptx(record(apart, tensors, 256, how=how), "sm_90a")
-    assert text.endswith("griddepcontrol.wait;\n  ret;\n}\n") == (how == "role")
+def may_wait(x: In[u32], y: Out[u32], *, how: str) -> None:
+    """Threads wait where x has something, or in a role of some of them."""
+    t = lang.local_id()
+    if how == "role":
+        with ptx.role(0, 128):
+            ptx.await_launches()
+            y[t] = x[t]
+        return
+    with lang.if_(x[0] > 0):
+        ptx.await_launches()
+        y[t] = x[t]
+    if how == "both":
+        with lang.else_():
+            ptx.await_launches()
+
+
+@pytest.mark.parametrize("how", ["role", "one", "both"])
+def test_a_launch_does_not_end_before_those_before_it(how: str) -> None:
+    """What waits for it alone would read what they have not written."""
+    tensors = {"x": empty((256,), u32), "y": empty((256,), u32)}
+    text = emit_ptx(record(may_wait, tensors, 256, how=how), "sm_90a")
+    assert text.endswith("griddepcontrol.wait;\n  ret;\n}\n") == (how == "one")
 
 
 def test_what_is_read_early_is_known() -> None:

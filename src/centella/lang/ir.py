@@ -377,26 +377,36 @@ def unawaited(body: Sequence[Statement]) -> list[int]:
     """
     if all(op != "await_launches" for op, *_ in body):
         return []
-    waited, before = False, []
-    outside: list[tuple[bool, bool]] = []  # of each open block: before it; in its first branch
-    for i, (op, *_) in enumerate(body):
-        if op in OPENS:
-            outside.append((waited, False))
-        elif op == "else":
-            outside[-1], waited = (outside[-1][0], waited), outside[-1][0]
-        elif op == "end":
-            outer, first = outside.pop()
-            waited = outer or (first and waited)
-        waited = waited or op == "await_launches"
-        if not waited:
-            before.append(i)
-    return before
+    return [i for i, waited in enumerate(_waited(body, of_group=False)) if not waited]
 
 
 def may_end_unawaited(body: Sequence[Statement]) -> bool:
-    """True when a thread may end without a wait for the launches before, which others say."""
-    end: Statement = ("barrier", "", (), None)
-    return unawaited([*body, end])[-1:] == [len(body)]
+    """True when no thread of a group may have waited for the launches before, as its last ends.
+
+    That one role waits is enough: a group is over when all of its threads are.
+    """
+    if all(op != "await_launches" for op, *_ in body):
+        return False
+    return not _waited(body, of_group=True)[-1]
+
+
+def _waited(body: Sequence[Statement], of_group: bool) -> list[bool]:
+    """Whether a thread has waited, behind each statement; or, of a group, one in any role."""
+    waited, every = False, []
+    outside: list[tuple[bool, bool, bool]] = []  # of each open block: before it; a role; in `if`
+    for op, _, _, attr in body:
+        if op in OPENS:
+            outside.append((waited, op == "if" and attr is not None, False))
+        elif op == "else":
+            before, role, _ = outside.pop()
+            outside.append((before, role, waited))
+            waited = before
+        elif op == "end":
+            before, role, first = outside.pop()
+            waited = before or (waited and (first or (of_group and role)))
+        waited = waited or op == "await_launches"
+        every.append(waited)
+    return every
 
 
 def matching(body: Sequence[Statement]) -> dict[int, int]:

@@ -243,8 +243,8 @@ def await_launches() -> None:
     is read while launches before it may still run. A launch that begins early (`launch_dependents`)
     is therefore one whose arguments read before are written by none before it in the replay; the
     backend sees to that. What it writes, it writes behind. Each thread that reads or writes what
-    other launches write says it; one that may end without it waits as it ends. The simulator does
-    nothing.
+    other launches write says it, and one of each group at least: a kernel in which that may be left
+    out waits as it ends. The simulator does nothing.
 
     Raises:
         TraceError: as the kernel ends, where an argument is written by who has not said it.

@@ -25,10 +25,8 @@ def _rope_split_mma(
     lang.ptx.resident(tile.split.together)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
-    if tile.early:  # where a group has no keys
-        with lang.if_(work.begin >= work.end):
-            lang.ptx.await_launches()
-    with lang.if_(work.begin < work.end):
+
+    def walk() -> None:
         writes = (work.end == work.all_end) & (work.block == 0)
         warp = walked(
             work, masks, writes, tile=tile, dim=dim, rows=rows, tokens=tokens, scoring=scoring,
@@ -36,6 +34,15 @@ def _rope_split_mma(
             table=table,
         )  # fmt: skip
         leave(warp, work, tile.split, rows, partial)
+
+    if not tile.early:
+        with lang.if_(work.begin < work.end):
+            walk()
+        return
+    with lang.if_(work.begin >= work.end):  # a group without keys
+        lang.ptx.await_launches()
+    with lang.else_():
+        walk()
 
 
 kernel: Kernel = Kernel(_rope_split_mma, workgroup=128, name="rope_split_mma")
