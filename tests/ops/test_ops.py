@@ -484,6 +484,8 @@ SHAPE_MISTAKES = {
     "f.sum(x, -3)": "sum: expected an axis of [3, 5], got -3",
     "f.sum(x, (1, -1))": "sum: expected different axes, got [1, -1]",
     "f.max(x[:, :0], 1)": "max: expected at least one element along axis 1, got [3, 0]",
+    "f.max(x.reshape(3, 5, 1)[:, :0], 1)":
+        "max: expected at least one element along axis 1, got [3, 0, 1]",
     "f.argmax(x[:0])": "argmax: expected at least one element, got [0, 5]",
     "f.dot(x[0], x[0, :2])": "dot: expected two vectors of one length, got [5] and [2]",
     "f.layer_norm(x, x[:, 0])": "layer_norm: expected a vector of 5, got [3]",

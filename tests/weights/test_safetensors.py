@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,23 @@ def test_malformed(tmp_path: Path, case: str) -> None:
         open_checkpoint(tmp_path)
     assert "model.safetensors" in str(caught.value)
     assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("count", [50_000, 50_001, 1_000_000])
+def test_many_entries_in_a_file_of_holes(tmp_path: Path, count: int) -> None:
+    """What a large file lets a header have is bounded before each entry is looked at."""
+    file = tmp_path / "model.safetensors"
+    one = '"%x":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header = ("{" + ",".join([one % i for i in range(count)]) + "}").encode()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(32 * len(header))
+    few = count <= 50_000
+    text = "expected 0 bytes of data" if few else f"50,000 tensors at most, got {count:,}"
+    started = time.process_time()
+    with pytest.raises(WeightsError, match=text):
+        read_file(file)
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 7])

@@ -131,7 +131,8 @@ def _tensor(
     if head[:4] != SIGNATURE or begin + last * size > contents.size:
         raise WeightsError(f"{contents.file}: tensor {show(name)}: truncated or out of range")
     begin += view.offset * size
-    return StoredTensor(name, contents.file, dtype, view.shape, contents, begin, stored)
+    end = begin + math.prod(view.shape) * stored.itemsize
+    return StoredTensor(name, contents.file, dtype, view.shape, contents, begin, end, stored)
 
 
 def _read(file: Path, pickle: bytes) -> dict[str, _View]:
