@@ -80,6 +80,7 @@ class OfFormat(Protocol):
     @property
     def format(self) -> str:
         """Of planes; "" of one tensor."""
+        ...
 
 
 def parted(operands: Sequence[T], attrs: OfFormat) -> tuple[T, Sequence[T], Sequence[T]]:

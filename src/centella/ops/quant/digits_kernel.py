@@ -218,6 +218,7 @@ class _Consumer:
         inside = lang.minimum(number, shared.depth // RUN - 1)
         factors = [cores.factors(shared.run(inside, planes)) for planes in rows]
         groups: list[list[tuple[Any, Any]]] = []  # words of each eight rows, of the next groups
+        words, levels = list[Any](), list[Any]()
         for group in range(RUN // GROUP):
             if not groups:
                 chunk = 2 * (group // per_byte(shared.kind))
