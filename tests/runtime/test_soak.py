@@ -24,6 +24,7 @@ def test_captures_that_come_and_go_leave_nothing(device: ct.Device) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.devices("webgpu", "webgpu-hardware", "cuda")
 def test_texts_of_any_lengths_leave_nothing(device: ct.Device) -> None:
-    """More sizes take turns than are kept: 121 KB a call were left once, 36 MB here."""
-    first, *_, last = soak_alone("encode", name_of(device), 300)
+    """More sizes take turns than are kept: 121 KB a call were left once, 25 MB here."""
+    calls = 300 if device.caps.family == "software" else 6000  # until all sizes were met
+    _, _, first, *_, last = soak_alone("encode", name_of(device), calls)
     assert last.resident - first.resident < 8 << 20
