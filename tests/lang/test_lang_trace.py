@@ -234,6 +234,7 @@ EXPRESSIONS: list[Callable[..., Any]] = [
     lambda x: 1.0 if x[0] in (1.0, 2.0) else 2.0,  # <- no truth value
     lambda n, y: y[int(n)],  # <- not a Python integer
     lambda s: math.sin(s),  # <- not a Python float
+    lambda x: math.exp(x[0]),  # <- use lang.exp
     lambda x: sum(x[0]),  # <- cannot be iterated
     lambda n, s: s * n,  # <- mixed types: f32 mul u32
     lambda n, m: n + m,  # <- mixed types: u32 add i32

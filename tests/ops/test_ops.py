@@ -497,13 +497,13 @@ SHAPE_MISTAKES = {
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, lengths=i[0])":
         "attention: expected lengths [1], got [5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, mask=x.reshape(1, 1, 3, 5))":
-        "attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], or with leading extents left "
+        "attention: expected mask [1, 1, 3 or 1, 3 or 1], or with leading extents left "
         "out, got [1, 1, 3, 5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, mask=x)":
-        "attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], or with leading extents left "
+        "attention: expected mask [1, 1, 3 or 1, 3 or 1], or with leading extents left "
         "out, got [3, 5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, mask=x[None, None, None, :, :3])":
-        "attention: expected mask [1 or 1, 1 or 1, 3 or 1, 3 or 1], or with leading extents left "
+        "attention: expected mask [1, 1, 3 or 1, 3 or 1], or with leading extents left "
         "out, got [1, 1, 1, 3, 3]",
     "f.mean_pool(x[None], i[0])":
         "mean_pool: expected x [b, l, d] and lengths [b], got [1, 3, 5] and [5]",

@@ -115,7 +115,10 @@ class Operand:
     __int__ = __index__
 
     def __float__(self) -> float:
-        raise TraceError("a traced value is not a Python float: keep it inside lang arithmetic")
+        raise TraceError(
+            "a traced value is not a Python float: keep it inside lang arithmetic; use lang.exp, "
+            "lang.sqrt and the others in place of math's"
+        )
 
     def __iter__(self) -> Any:
         raise TraceError("a traced value cannot be iterated: use lang.range(n)")

@@ -128,10 +128,9 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
 
 def misshapen(scores: Shape, mask: Shape) -> ShapeError:
     """The error of a mask that does not broadcast to the scores."""
-    b, heads, lq, lk = scores
+    extents = ", ".join("1" if n == 1 else f"{n} or 1" for n in scores)
     return ShapeError(
-        f"attention: expected mask [{b} or 1, {heads} or 1, {lq} or 1, {lk} or 1], or with leading "
-        f"extents left out, got {list(mask)}"
+        f"attention: expected mask [{extents}], or with leading extents left out, got {list(mask)}"
     )
 
 
