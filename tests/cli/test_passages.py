@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_entered_is_skipped(
 def test_a_fifo_that_nobody_writes_to_does_not_wait(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.txt"
     os.mkfifo(pipe)
-    assert "no text" in failed("embed", "--file", pipe, *ON_CPU)
+    assert "pipe.txt: expected lines, got none" in failed("embed", "--file", pipe, *ON_CPU)
     assert failed("demo", "--over", pipe).endswith(f"{pipe}: a FIFO, no file")
     assert "skipped 1: pipe.txt (a FIFO, no file)" in failed("demo", "--over", tmp_path)
 
