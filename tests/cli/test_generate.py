@@ -405,9 +405,15 @@ def test_errors_in_a_line(arguments: list[Any], message: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to one process")
-def test_an_interrupt_stops_the_answer_and_not_the_chat() -> None:
-    """The first interrupt comes while an answer of many tokens is written."""
-    arguments = [*map(str, ON), "--chat", "--max-tokens", "1000", "--temperature", "2"]
+def test_an_interrupt_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
+    """The first interrupt comes while an answer of many tokens is written: seconds of them."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    wide = json.dumps(config | {"max_position_embeddings": 4096})
+    (folder / "config.json").write_text(wide)
+    on = [folder if argument == MODEL else argument for argument in ON]
+    arguments = [*map(str, on), "--chat", "--max-tokens", "1000", "--temperature", "2"]
     with subprocess.Popen(
         [sys.executable, "-c", RUN, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
