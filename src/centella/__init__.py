@@ -44,6 +44,7 @@ from centella.tensors.creation import arange as arange  # as full and zeros: fun
 from centella.tensors.creation import asarray, empty, from_dlpack, from_host, ones
 from centella.tensors.creation import full as full
 from centella.tensors.creation import zeros as zeros
+from centella.tensors.functional.attend import *
 from centella.tensors.functional.axes import *
 from centella.tensors.functional.elementwise import *
 from centella.tensors.functional.largest import *

@@ -9,7 +9,8 @@ from types import ModuleType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.lang.ir import INDICES, KernelIR, Statement
+from centella.lang.ir import INDICES, KernelIR
+from centella.lang.structure import Statement
 
 MEETS = frozenset(  # what a kernel waits or meets by, and what makes stores visible
     "barrier cp_async_wait warpgroup_barrier async_fence mbar_wait wgmma_wait "

@@ -81,20 +81,19 @@ An `if` with attr (first, threads) is a role: those threads of the group run it,
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from functools import cached_property
 from typing import Any
 
 from msgspec import Struct, field
 
 from centella.dtypes import DType
+from centella.lang.structure import OPENS, Statement, matching, unawaited
 
 Number = int | float | bool
-Statement = tuple[str, str, tuple[int, ...], Any]
 
 MAP_STRIDE = 16  # bytes
 INTEGERS = ("i32", "u32")
-OPENS = frozenset({"if", "for", "loop"})
 CONTROL = frozenset({"if", "else", "end", "for", "loop", "break_if"})
 FRAGMENT_WRITES = frozenset("fragment_fill fragment_set ldmatrix mma wgmma wgmma_held".split())
 COPIES = frozenset({"cp_async", "cp_async_commit", "cp_async_wait"})
@@ -367,55 +366,3 @@ def digest_of(text: str) -> str:
     import hashlib
 
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def unawaited(body: Sequence[Statement]) -> list[int]:
-    """What a thread may come to before it waits for the launches before, where a kernel says that.
-
-    A block that may be left out, or run by other threads, has waited for none behind it; an `if`
-    has, if both of its branches have.
-    """
-    if all(op != "await_launches" for op, *_ in body):
-        return []
-    return [i for i, waited in enumerate(_waited(body, of_group=False)) if not waited]
-
-
-def may_end_unawaited(body: Sequence[Statement]) -> bool:
-    """True when no thread of a group may have waited for the launches before, as its last ends.
-
-    That one role waits is enough: a group is over when all of its threads are.
-    """
-    if all(op != "await_launches" for op, *_ in body):
-        return False
-    return not _waited(body, of_group=True)[-1]
-
-
-def _waited(body: Sequence[Statement], of_group: bool) -> list[bool]:
-    """Whether a thread has waited, behind each statement; or, of a group, one in any role."""
-    waited, every = False, []
-    outside: list[tuple[bool, bool, bool]] = []  # of each open block: before it; a role; in `if`
-    for op, _, _, attr in body:
-        if op in OPENS:
-            outside.append((waited, op == "if" and attr is not None, False))
-        elif op == "else":
-            before, role, _ = outside.pop()
-            outside.append((before, role, waited))
-            waited = before
-        elif op == "end":
-            before, role, first = outside.pop()
-            waited = before or (waited and (first or (of_group and role)))
-        waited = waited or op == "await_launches"
-        every.append(waited)
-    return every
-
-
-def matching(body: Sequence[Statement]) -> dict[int, int]:
-    """For each statement that opens a block (`else` too), the one that closes it."""
-    ends: dict[int, int] = {}
-    opened: list[int] = []
-    for i, (op, *_) in enumerate(body):
-        if op in ("else", "end"):
-            ends[opened.pop()] = i
-        if op == "else" or op in OPENS:
-            opened.append(i)
-    return ends

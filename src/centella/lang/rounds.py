@@ -18,7 +18,8 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from centella.lang.ir import KernelIR, Statement
+from centella.lang.ir import KernelIR
+from centella.lang.structure import Statement
 
 MAX_STATEMENTS = 6000  # of a portable kernel
 RANGES = {"u32": (0, 2**32 - 1), "i32": (-(2**31), 2**31 - 1), "bool": (0, 1)}

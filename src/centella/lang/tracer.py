@@ -15,17 +15,8 @@ from typing import Any
 from centella.errors import TraceError
 from centella.lang.blocks import LOOPS, Block, source_line
 from centella.lang.fold import fold, identity
-from centella.lang.ir import (
-    STORES,
-    BufferArg,
-    KernelIR,
-    MapParam,
-    Number,
-    Param,
-    SharedArray,
-    Statement,
-    unawaited,
-)
+from centella.lang.ir import STORES, BufferArg, KernelIR, MapParam, Number, Param, SharedArray
+from centella.lang.structure import Statement, unawaited
 from centella.lang.values import Expr, Value, Var, adapt
 
 WARPGROUP = 128  # threads

@@ -18,7 +18,7 @@ from centella.specs import Shape
 from centella.tensors.arguments import epsilon
 from centella.tensors.creation import full
 from centella.tensors.functional import attention, pad, rms_norm, rope
-from centella.tensors.functional.products import score_attrs
+from centella.tensors.functional.attend import score_attrs
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all, apply_preferred
 

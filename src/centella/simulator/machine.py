@@ -16,7 +16,8 @@ from msgspec import Struct
 from centella.errors import SimulationError
 from centella.host.interrupts import GRACE, checkpoint
 from centella.lang.arithmetic import TYPED, Array
-from centella.lang.ir import FROM_90, HOPPER, OPENS, SUBGROUP
+from centella.lang.ir import FROM_90, HOPPER, SUBGROUP
+from centella.lang.structure import OPENS
 from centella.simulator.launch import LEAVES, Region, SimulatedLaunch
 from centella.simulator.race_check import Ids, Mask, RaceCheck
 

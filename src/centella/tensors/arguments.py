@@ -14,6 +14,7 @@ import numpy as np
 
 from centella.dtypes import Array
 from centella.errors import ContractError, DTypeError, ShapeError
+from centella.op.op import get
 from centella.tensors.tensor import Tensor, not_a_tensor
 
 BEYOND = 2.0**128 - 2.0**103  # what rounds to no f32
@@ -225,3 +226,10 @@ def one_of(op: str, name: str, value: Any, known: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in names:
         raise ShapeError(f"{op}: expected {name} of {', '.join(names)}, got {value!r}")
     return value
+
+
+def variant_attrs(op: str, variant: str | None, **attrs: Any) -> dict[str, Any]:
+    """Attributes of an op, with the variant where one is forced."""
+    if variant is not None:
+        attrs["variant"] = one_of(op, "variant", variant, get(op).variants)
+    return attrs

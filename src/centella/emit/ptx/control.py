@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from centella.emit.ptx.tables import SIGNED
 from centella.emit.ptx.writer import Block, Rule, Writer
-from centella.lang.ir import Statement
+from centella.lang.structure import Statement
 
 COUNTER = "$arrived"  # of the module, zero when it is loaded: groups that came to grid barriers
 ROOM = 20  # values moved before a loop at most: past 22, small GEMM tiles spill on Blackwell

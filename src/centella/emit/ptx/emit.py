@@ -16,7 +16,8 @@ from centella.emit.ptx.tables import (
 )
 from centella.emit.ptx.writer import Rule, Writer
 from centella.errors import DeviceError, TraceError
-from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR, may_end_unawaited
+from centella.lang.ir import FROM_90, HOPPER, PTX_ONLY, PURE, KernelIR
+from centella.lang.structure import may_end_unawaited
 
 IN_HEAD = ("resident", "cluster")  # the entry's head has them
 PREFETCH_VERSION = "7.4"  # which knows .level::prefetch_size

@@ -17,12 +17,11 @@ from centella.lang.ir import (
     GLOBAL_ATOMICS,
     INDICES,
     INTEGERS,
-    OPENS,
     PURE,
     SHARED_ATOMICS,
     KernelIR,
-    Statement,
 )
+from centella.lang.structure import OPENS, Statement
 
 MAX_FOLDED = 1 << 24  # elements: a folded offset fits the immediate of every access
 MAX_TERMS, MAX_DEPTH = 4, 3

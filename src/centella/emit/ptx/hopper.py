@@ -12,7 +12,8 @@ from centella.emit.ptx.layout import MAP_BYTES
 from centella.emit.ptx.memory import address, total
 from centella.emit.ptx.tables import TYPES
 from centella.emit.ptx.writer import Rule, Writer, braced
-from centella.lang.ir import Matrix, Statement
+from centella.lang.ir import Matrix
+from centella.lang.structure import Statement
 
 SWIZZLES = {128: 1, 64: 2, 32: 3}  # bytes, as a matrix descriptor numbers them
 REGISTERS = 65_536  # of a multiprocessor

@@ -10,7 +10,8 @@ from __future__ import annotations
 from centella.emit.ptx.facts import MAX_FOLDED, Term, Terms, leaves
 from centella.emit.ptx.tables import ATOMIC, NO_RED, SIGNED, TYPES
 from centella.emit.ptx.writer import Rule, Writer, braced
-from centella.lang.ir import GLOBAL_ATOMICS, SHARED, SHARED_ATOMICS, Statement
+from centella.lang.ir import GLOBAL_ATOMICS, SHARED, SHARED_ATOMICS
+from centella.lang.structure import Statement
 
 
 def _term(w: Writer, term: Term) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from centella.emit.ptx.facts import same_register
 from centella.emit.ptx.tables import CASTS, SIGNED, SUBGROUP_SIZE, literal
 from centella.emit.ptx.writer import Rule, Writer, braced
-from centella.lang.ir import Statement
+from centella.lang.structure import Statement
 
 FIXED = {"group": "%group", "groups": "%groups", "subgroup_size": str(SUBGROUP_SIZE)}
 

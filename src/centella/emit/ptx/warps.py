@@ -10,7 +10,7 @@ from centella.emit.ptx.memory import address
 from centella.emit.ptx.tables import INSTRUCTIONS, SUBGROUP_SIZE, TYPES, literal
 from centella.emit.ptx.writer import Rule, Writer, braced
 from centella.errors import TraceError
-from centella.lang.ir import Statement
+from centella.lang.structure import Statement
 
 BYTES = {"i8": "s8", "u8": "u8"}  # of the first factor
 

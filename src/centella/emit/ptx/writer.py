@@ -14,7 +14,8 @@ from msgspec import Struct, field
 from centella.emit.ptx.facts import Facts, facts_of
 from centella.emit.ptx.layout import ParamLayout, SharedLayout, param_layout, shared_layout
 from centella.emit.ptx.tables import REGISTERS, TYPES, number_of
-from centella.lang.ir import KernelIR, Statement
+from centella.lang.ir import KernelIR
+from centella.lang.structure import Statement
 
 
 class Block(Struct, eq=False):

@@ -9,7 +9,8 @@ import numpy as np
 
 from centella.emit.wgsl.writer import Rule, Writer
 from centella.errors import TraceError
-from centella.lang.ir import PURE, Statement
+from centella.lang.ir import PURE
+from centella.lang.structure import Statement
 
 BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "and": "&", "or": "|", "xor": "^",

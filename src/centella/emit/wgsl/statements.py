@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from centella.emit.wgsl.expressions import LANES
 from centella.emit.wgsl.writer import Rule, Writer
-from centella.lang.ir import (
-    GLOBAL_ATOMICS,
-    SHARED,
-    SHARED_ATOMICS,
-    BufferArg,
-    SharedArray,
-    Statement,
-)
+from centella.lang.ir import GLOBAL_ATOMICS, SHARED, SHARED_ATOMICS, BufferArg, SharedArray
+from centella.lang.structure import Statement
 
 SUBGROUP_CALL = {
     "subgroup_add": "subgroupAdd", "subgroup_min": "subgroupMin", "subgroup_max": "subgroupMax",

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from centella.emit.wgsl.functions import FUNCTIONS, NEEDS
-from centella.lang.ir import GLOBAL, OPENS, KernelIR, Statement
+from centella.lang.ir import GLOBAL, KernelIR
 from centella.lang.rounds import Copies
+from centella.lang.structure import OPENS, Statement
 
 MAX_DEPTH = 12  # of operations in an expression
 

@@ -4,7 +4,16 @@ Each module lists what is public; this one and `centella` take all of it.
 """
 
 from centella.tensors.creation import arange, full, zeros
-from centella.tensors.functional import axes, elementwise, largest, move, positions, products
+from centella.tensors.functional import (
+    attend,
+    axes,
+    elementwise,
+    largest,
+    move,
+    positions,
+    products,
+)
+from centella.tensors.functional.attend import *
 from centella.tensors.functional.axes import *
 from centella.tensors.functional.elementwise import *
 from centella.tensors.functional.largest import *
@@ -13,6 +22,7 @@ from centella.tensors.functional.positions import *
 from centella.tensors.functional.products import *
 
 __all__ = ["arange", "full", "zeros"]
+__all__ += attend.__all__
 __all__ += axes.__all__
 __all__ += elementwise.__all__
 __all__ += largest.__all__
