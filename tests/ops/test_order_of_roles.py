@@ -84,10 +84,10 @@ TOLD = "shared.told.wait(slot, self.beside.parity)\n"
 # The launch, its kernel's module, what stands elsewhere or nowhere, the race.
 CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     "sums are overwritten": (
-        of_rows, streamed_rows, [("meet(shared, turn)  # sums are written anew\n", "\n")], READ,
+        of_rows, streamed_rows, [("meet(shared.met, turn)  # sums are written anew\n", "\n")], READ,
     ),
     "sums are read": (
-        of_rows, streamed_rows, [("meet(shared, turn)\n        store", "store")], WRITTEN,
+        of_rows, streamed_rows, [("meet(shared.met, turn)\n        store", "store")], WRITTEN,
     ),
     "a stage is released": (
         of_rows, streamed_rows, [(RELEASE, ""), (AROUND, RELEASE + AROUND)], COMES,
@@ -102,7 +102,8 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
         of_blocks, streamed_blocks, [(TOLD, "\n")], EARLY,
     ),
     "sums of blocks are overwritten": (
-        of_blocks, streamed_blocks, [("meet()  # sums are written anew\n", "\n")], READ,
+        of_blocks, streamed_blocks,
+        [("meet(shared.met, turn)  # sums are written anew\n", "\n")], READ,
     ),
     "a stage of blocks is released": (
         of_blocks, streamed_blocks, [(RUN + OF_BLOCKS, OF_BLOCKS + RUN)], COMES,

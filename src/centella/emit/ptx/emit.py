@@ -52,7 +52,8 @@ def emit_ptx(ir: KernelIR, arch: str = "sm_80") -> str:
         if not has and (op := ir.first(ops)):
             raise TraceError(f"kernel {ir.name!r}: {op} needs {needed}, got {arch}")
     _write_body(w)
-    # Else the launch could be over before those before it. It costs a decoder's step a tenth.
+    # Where no thread may have waited, the launch could be over before those before it. A wait at
+    # the end of the others costs a decoder's step a tenth (benchmarks/LOG.md).
     last = ["  griddepcontrol.wait;"] if may_end_unawaited(ir.body) else []
     return "\n".join([*_head(w), *_prologue(w), *w.blocks[0].lines, *last, "  ret;", "}", ""])
 

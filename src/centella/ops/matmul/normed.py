@@ -139,7 +139,8 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     if not (form.within_binding(caps) and (attrs.gate or "norm" in attrs.extras)):
         return False
     if attrs.format:
-        return bool(loaded("centella.ops.quant.digits:preferred")(form, caps))
+        one = rows == 1 and caps.warpgroups  # else the kernel is not even imported
+        return one and bool(loaded("centella.ops.quant.digits:preferred")(form, caps))
     gains = rows <= JOINED_ROWS and not caps.launches_are_free
     if takes_few(form) and (attrs.variant in FEW_ROWS or (attrs.variant is None and gains)):
         return True

@@ -276,7 +276,7 @@ def _consume(
     warp, lane = me // WARP, me % WARP
     vectors = [row.normed.vectors(me, extra[v], p["k"]) for v in ("norm", "shift") if v in extra]
     turn = lang.var(0, u32)
-    meeting = partial(meet, shared, turn)
+    meeting = partial(meet, shared.met, turn)
     lang.ptx.await_launches()
     row.fill(me, x, p["k"], vectors, meeting)
     meeting()
@@ -312,10 +312,10 @@ def _consume(
         _store(shared, scratch, base, sixteens, block, me, row, activation, y, extra)
 
 
-def meet(shared: Shares, turn: Any) -> None:
-    """The consumers meet."""
-    shared.met.arrive(0)
-    shared.met.wait(0, turn.get() % 2)
+def meet(met: Any, turn: Any) -> None:
+    """The consumers meet at a barrier, for the time that a variable counts."""
+    met.arrive(0)
+    met.wait(0, turn.get() % 2)
     turn.set(turn + 1)
 
 

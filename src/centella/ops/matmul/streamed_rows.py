@@ -81,6 +81,10 @@ class Sums:
                     at = column * self.pitch + (i * DEPTH + register // 2 * EIGHT)
                     self._memory[start + at] = total
 
+    def put(self, part: Any, row: Any, output: Any, total: Any) -> None:
+        """Write what a part has of an output."""
+        self._memory[(part * self.rows + row) * self.pitch + output] = total
+
     def total(self, row: Any, output: Any) -> Any:
         """What all parts have of an output."""
         at = row * self.pitch + output
@@ -185,9 +189,9 @@ def _consume(
                 shared.empty.arrive(stage)
             ring.advance()
         sums.leave(kept, warp, lane)
-        meet(shared, turn)
+        meet(shared.met, turn)
         store(shared, sums, block, me, gated, activation, y, extra)
-        meet(shared, turn)  # sums are written anew
+        meet(shared.met, turn)  # sums are written anew
 
 
 def store(

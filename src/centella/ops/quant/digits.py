@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.dtypes import bf16, f16, f32
 from centella.emit.program import Call, Ref
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
@@ -18,17 +17,17 @@ from centella.ops.matmul.normed import DIGITS, NormedAttrs
 from centella.ops.matmul.op import OfFormat, parted
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
-from centella.ops.matmul.streamed_kernel import EIGHT, LAYER, SUMS
-from centella.ops.quant.digits_kernel import CREWS, PAD, PAIR, PARTS, kernel
-from centella.ops.quant.format import GROUP, RUN, SYMBOLS, Format
+from centella.ops.matmul.streamed_kernel import LAYER, SUMS
+from centella.ops.quant.digits_kernel import CREWS, PAIR, PARTS, kernel, pitch_of
+from centella.ops.quant.format import GROUP, SYMBOLS, Format
 from centella.ops.quant.stream import (
     COLUMNS,
     MOST_ROWS,
-    TEAMS,
     BlockStream,
     beside_of,
+    comes_in_blocks,
     per_byte,
-    rows_follow,
+    problem_of,
     words_of,
 )
 from centella.ops.quant.table import FORMATS
@@ -62,11 +61,7 @@ class Product(Struct, frozen=True):
 
 def _product(form: Form[Any], attrs: OfFormat, extras: Sequence[str], **more: Any) -> Product:
     x, planes, rest = parted(form.inputs, attrs)
-    left, y, stored = rows_of(x), rows_of(form.outputs[0]), planes[0]
-    problem = Problem(
-        batch=1, m=y.shape[0], n=y.shape[1], k=left.shape[1], lda=left.strides[0],
-        ldb=stored.strides[0], ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
-    )  # fmt: skip
+    problem = problem_of(x, form.outputs[0], planes[0])
     named = dict(zip(extras, rest, strict=True))
     return Product(FORMATS[attrs.format], problem, x, tuple(planes), named, form.outputs[0], **more)
 
@@ -87,31 +82,28 @@ def _of_normed(form: Form[NormedAttrs]) -> Product:
 
 def _tile(product: Product, caps: Caps) -> BlockStream | None:
     """How a group works where one row of 16 bits meets whole runs; None where it does not."""
-    kind, problem, (stored, *others) = product.format, product.problem, product.planes
-    whole_runs = 0 < problem.k <= LONGEST and problem.k % max(RUN, kind.block) == 0
-    if kind.cores is None or not (problem.m == 1 and whole_runs and caps.warpgroups):
-        return None
-    if product.x.dtype not in (bf16, f16) or f32 in (s.dtype for s in product.planes):
-        return None
+    kind, problem, (_, *others) = product.format, product.problem, product.planes
     vectors = [product.extras[name] for name in ("norm", "shift") if name in product.extras]
-    if not all(aligned(s, 0, 0) for s in (rows_of(product.x), *vectors)):
+    whole = all(aligned(s, 0, 0) for s in (rows_of(product.x), *vectors))
+    if not (whole and problem.m == 1 and problem.k <= LONGEST):
         return None
-    if not (stored.aligned and all(map(rows_follow, product.planes))):
+    if not comes_in_blocks(kind, problem.k, product.x.dtype, product.planes, caps):
         return None
     halves = 2 if product.gated else 1
     rows = outputs_of(problem, product.y.dtype, halves, MOST_ROWS)
     groups = groups_of(problem, rows)
-    tile = BlockStream(rows, 0, 0, halves, 1 if blocks_of(problem, rows) <= groups else 2)
+    slots = 1 if blocks_of(problem, rows) <= groups else 2
+    tile = BlockStream(rows, 0, halves=halves, slots=slots)
     steps = -(-problem.k // COLUMNS)
     kept = 4 * steps * COLUMNS // (2 * GROUP) * (PAIR + 4)
     beside = sum(words_of(rows, *layout) for layout in beside_of(others))
     kept += 4 * tile.slots * halves * beside
-    kept += 8 * PARTS * (halves * tile.height + TEAMS * EIGHT + PAD)
+    kept += 8 * PARTS * pitch_of(tile)
     stage = halves * tile.height * COLUMNS // per_byte(kind)
     most = max(steps * -(-blocks_of(problem, rows) // groups), CREWS)
     room = min(SHARED, caps.max_shared) - kept - 2048
     tile = replace(tile, stages=min(room // stage, most))
-    fits = tile.stages >= min(LEAST, most) and kernel.workgroup <= caps.max_workgroup
+    fits = tile.stages >= max(LEAST, CREWS) and kernel.workgroup <= caps.max_workgroup
     return tile if fits else None
 
 

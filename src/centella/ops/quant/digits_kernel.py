@@ -28,7 +28,8 @@ from centella.dtypes import f32, i8, i32, u8, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.streamed_kernel import EIGHT, SUMS, Normed
+from centella.ops.matmul.streamed_kernel import EIGHT, SUMS, Normed, meet
+from centella.ops.matmul.streamed_rows import PAD, Sums
 from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores
 from centella.ops.quant.stream import (
     ACROSS,
@@ -53,7 +54,11 @@ OFFSET = 0x00808080  # which makes digits of 0 to 255 those of -128 to 127
 EXPONENT, LEAST = 0x7F800000, 30  # of f32; the smallest that has a scale
 PAIR = 2 * GROUP + 4  # words of the digits of two groups, and some for banks of their own
 MAGIC, MAGIC_VALUE = 0x4B400000, 12582912.0  # 1.5 2^23: plus a sum below 2^22 it is an f32's bits
-PAD = 4  # words between the sums of two parts
+
+
+def pitch_of(tile: BlockStream) -> int:
+    """Words of the sums of a block: of the rows of all warps, which may be more than it has."""
+    return tile.halves * tile.height + TEAMS * EIGHT + PAD
 
 
 class Digits:
@@ -119,24 +124,6 @@ def _turned(words: list[Any]) -> list[Any]:
     return [order(a, b, near) for a, b in (low, high) for near in ((0, 1, 4, 5), (2, 3, 6, 7))]
 
 
-class _Sums:
-    """What the warps of a group leave of a block; of two blocks in turn."""
-
-    def __init__(self, tile: BlockStream) -> None:
-        self.pitch = tile.halves * tile.height + TEAMS * EIGHT + PAD
-        self._memory = lang.shared(f32, 2 * PARTS * self.pitch)
-
-    def leave(self, turn: Any, part: Any, output: Any, total: Any) -> None:
-        """Write what a part of the columns has of an output."""
-        self._memory[(turn * PARTS + part) * self.pitch + output] = total
-
-    def total(self, turn: Any, output: Any) -> Any:
-        """What all parts have of an output."""
-        start = turn * (PARTS * self.pitch) + output
-        return fold([self._memory[start + i * self.pitch] for i in range(PARTS)],
-                    lambda a, b: a + b)  # fmt: skip
-
-
 def _streamed_digits(
     *, tile: BlockStream, format: str, depth: int, beside: Beside, kind: str,
     activation: str, x: Argument, w: Argument, y: Argument, **operands: Argument,
@@ -145,7 +132,8 @@ def _streamed_digits(
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(stored.planes)]]
     shared = Weights(tile, stored, depth, beside, x.dtype, w, planes, CREWS)
-    digits, sums = Digits(shared.steps * COLUMNS, kind), _Sums(tile)
+    digits = Digits(shared.steps * COLUMNS, kind)
+    sums = Sums(PARTS, 2, pitch_of(tile))  # of two blocks in turn
     with lang.ptx.role(0, CONSUMERS):
         _consume(shared, digits, sums, activation, x, y, operands)
     with lang.ptx.role(CONSUMERS, WARP), lang.if_(lang.local_id() == CONSUMERS):
@@ -182,7 +170,7 @@ class _Consumer:
         self.kept = lang.vars(f32, self.eights, 2, init=0.0)  # of two digits
         self.below = lang.vars(f32, self.eights, init=0.0)  # what is added to numbers, times h
 
-    def block(self, block: Any, sums: _Sums, turn: Any) -> None:
+    def block(self, block: Any, sums: Sums, turn: Any) -> None:
         """The sums of a block."""
         shared = self.shared
         for register in (r for line in (*self.kept, self.below) for r in line):
@@ -223,7 +211,8 @@ class _Consumer:
             if not groups:
                 chunk = 2 * (group // per_byte(shared.kind))
                 slot = shared.ring.at_stage(stage * shared.halves)
-                groups = self._words(shared.ring.right(self.start, chunk) + slot, cores)
+                at = shared.ring.right(self.start, chunk) + slot
+                groups = shared.words_at(at, self.stored, self.eights)
             if group % 2 == 0:
                 pair = number * (RUN // (2 * GROUP)) + group // 2
                 words, levels = self.digits.load(pair, self.lane), self.digits.levels(pair)
@@ -232,16 +221,6 @@ class _Consumer:
                 groups.pop(0), words[at : at + 2], levels[at : at + 2],
                 [line[group] for line in factors], cores,
             )  # fmt: skip
-
-    def _words(self, at: Any, cores: Cores) -> list[list[tuple[Any, Any]]]:
-        """Of two chunks, by group: of each eight rows the first and the last sixteen numbers."""
-        lang.ptx.ldmatrix(self.shared.ring, at, self.stored)
-        eights = []
-        for eight in range(self.eights):
-            chunks = (cores.numbers(self.stored.word(eight + self.eights * c)) for c in range(2))
-            words = [word for chunk in chunks for word in chunk]
-            eights.append(list(zip(words[::2], words[1::2], strict=True)))
-        return [list(group) for group in zip(*eights, strict=True)]
 
     def _multiply(
         self, words: list[tuple[Any, Any]], digits: list[Any], levels: list[Any],
@@ -270,30 +249,26 @@ class _Consumer:
             return low
         return -cores.zero * factor if low is None else lang.fma(-cores.zero, factor, low)
 
-    def _leave(self, sums: _Sums, turn: Any) -> None:
+    def _leave(self, sums: Sums, turn: Any) -> None:
         """Add up digits, of which neighbouring lanes have two each."""
         power = lang.select(self.lane % 2 == 0, 1.0, 65536.0)
         for e, (low, high) in enumerate(self.kept):
             total = over_lanes(lang.fma(high, 256.0, low) * power, 2) + self.below[e]
             output = self.half * self.shared.tile.height + self.first
             with lang.if_(self.lane % QUAD == 0):
-                sums.leave(
-                    turn,
-                    self.crew * ACROSS + self.part,
-                    output + (self.lane // QUAD + e * EIGHT),
-                    total,
-                )
+                part, row = self.crew * ACROSS + self.part, self.lane // QUAD + e * EIGHT
+                sums.put(part, turn, output + row, total)
 
 
 def _consume(
-    shared: Weights, digits: Digits, sums: _Sums, activation: str, x: Any, y: Any,
+    shared: Weights, digits: Digits, sums: Sums, activation: str, x: Any, y: Any,
     extra: dict[str, Any],
 ) -> None:  # fmt: skip
     me, turn = lang.local_id(), lang.var(0, u32)
     normed, k = digits.normed, shared.p["k"]
     vectors = [normed.vectors(me, extra[v], k) for v in ("norm", "shift") if v in extra]
     lang.ptx.await_launches()
-    meeting = partial(_meet, shared, turn)
+    meeting = partial(meet, shared.met, turn)
     digits.fill(me, x, k, vectors, meeting)
     meeting()
     warp = _Consumer(shared, digits)
@@ -304,15 +279,8 @@ def _consume(
         _store(shared, sums, of_two, block, me, normed, activation, y, extra)
 
 
-def _meet(shared: Weights, turn: Any) -> None:
-    """The consumers meet."""
-    shared.met.arrive(0)
-    shared.met.wait(0, turn.get() % 2)
-    turn.set(turn + 1)
-
-
 def _store(
-    shared: Weights, sums: _Sums, turn: Any, block: Any, me: Any, normed: Normed, activation: str,
+    shared: Weights, sums: Sums, turn: Any, block: Any, me: Any, normed: Normed, activation: str,
     y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Add up what the warps have left, and store a word of outputs a thread."""

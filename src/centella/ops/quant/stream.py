@@ -15,12 +15,14 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import bf16, f16, u32
+from centella.dtypes import DType, bf16, f16, f32, u32
+from centella.ops.layout import rows_of
+from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT
 from centella.ops.quant.format import CHUNK, RUN, Format, Run
 from centella.ops.ring import Ring
 from centella.ops.rows import WARP, fold
-from centella.specs import Spec
+from centella.specs import Caps, Spec
 
 ACROSS, TEAMS = 4, 2  # warps that share a stage's columns, a run each; its rows
 WARPS = ACROSS * TEAMS  # of a crew
@@ -136,6 +138,21 @@ class Weights:
 
         return Run(number, values, lambda plane, word: rows[plane - 1](word))
 
+    def words_at(self, at: Any, stored: Any, eights: int) -> list[list[tuple[Any, Any]]]:
+        """Of two chunks, by group: of each eight rows the first and the last sixteen numbers.
+
+        Args:
+            at: this thread's chunk in the ring; stored: a fragment for them.
+        """
+        assert self.kind.cores is not None
+        lang.ptx.ldmatrix(self.ring, at, stored)
+        lines = []
+        for eight in range(eights):
+            chunks = (self.kind.cores.numbers(stored.word(eight + eights * c)) for c in range(2))
+            words = [word for chunk in chunks for word in chunk]
+            lines.append(list(zip(words[::2], words[1::2], strict=True)))
+        return [list(group) for group in zip(*lines, strict=True)]
+
     def _bring_beside(self, block: Any, ring: Ring) -> None:
         slot = ring.stage.get()
         self.read.wait(slot, ring.parity ^ 1)
@@ -205,6 +222,25 @@ def words_of(rows: int, pitch: int, whole: bool) -> int:
 def per_byte(kind: Format) -> int:
     """Numbers of a byte."""
     return kind.block // kind.planes[0].length
+
+
+def problem_of(x: Spec, y: Spec, stored: Spec) -> Problem:
+    """Rows of x and of the stored plane; n is that of the result."""
+    left, right = rows_of(x), rows_of(y)
+    return Problem(
+        batch=1, m=right.shape[0], n=right.shape[1], k=left.shape[1], lda=left.strides[0],
+        ldb=stored.strides[0], ldy=right.strides[0], sa=0, sb=0, sy=0, a_along_k=True,
+        b_along_k=True,
+    )  # fmt: skip
+
+
+def comes_in_blocks(kind: Format, k: int, x: DType, planes: Sequence[Spec], caps: Caps) -> bool:
+    """Whether the copy engine can bring a weight's planes, in whole runs, for x of 16 bits."""
+    if kind.cores is None or not caps.warpgroups or x not in (bf16, f16):
+        return False
+    if not k or k % max(RUN, kind.block) or f32 in (plane.dtype for plane in planes):
+        return False
+    return planes[0].aligned and all(map(rows_follow, planes))
 
 
 def beside_of(planes: Sequence[Spec]) -> Beside:

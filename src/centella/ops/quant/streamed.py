@@ -28,7 +28,7 @@ from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import THIN, LinearAttrs, Problem, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
-from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP
+from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP, meet
 from centella.ops.matmul.streamed_rows import PAD, Sums, store
 from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores
 from centella.ops.quant.stream import (
@@ -42,8 +42,9 @@ from centella.ops.quant.stream import (
     Row,
     Weights,
     beside_of,
+    comes_in_blocks,
     per_byte,
-    rows_follow,
+    problem_of,
     words_of,
 )
 from centella.ops.quant.table import FORMATS
@@ -162,19 +163,9 @@ class _Consumer:
             if not groups:
                 chunk = 2 * (group // per_byte(shared.kind))
                 at = shared.ring.right(self.start, chunk) + shared.ring.at_stage(stage)
-                groups = self._words(at, cores)
+                groups = shared.words_at(at, self.stored, self.halves)
             self._take_x(stage, group)
             self._multiply(groups.pop(0), [line[group] for line in factors], cores)
-
-    def _words(self, at: Any, cores: Cores) -> list[list[tuple[Any, Any]]]:
-        """Of two chunks, by group: of each half the first and the last sixteen numbers."""
-        lang.ptx.ldmatrix(self.shared.ring, at, self.stored)
-        halves = []
-        for half in range(self.halves):
-            chunks = (cores.numbers(self.stored.word(half + self.halves * c)) for c in range(2))
-            words = [word for chunk in chunks for word in chunk]
-            halves.append(list(zip(words[::2], words[1::2], strict=True)))
-        return [list(group) for group in zip(*halves, strict=True)]
 
     def _take_x(self, stage: Any, group: int) -> None:
         """Rows of x, of a group's columns: the words that go with four neighbouring numbers."""
@@ -227,18 +218,13 @@ def _consume(
     me, turn = lang.local_id() - WARPGROUP, lang.var(0, u32)
     lang.ptx.await_launches()
 
-    def meet() -> None:
-        shared.met.arrive(0)
-        shared.met.wait(0, turn.get() % 2)
-        turn.set(turn + 1)
-
     for block in shared.blocks():
         warp.block(block)
         lines = [[[fragment] for fragment in warp.kept]]
         sums.leave(lines, warp.part, warp.lane, warp.first, warp.halves == 1)
-        meet()
+        meet(shared.met, turn)
         store(shared, sums, block, me, False, activation, y, extra, CONSUMERS)
-        meet()  # sums are written anew
+        meet(shared.met, turn)  # sums are written anew
 
 
 kernel: Kernel = Kernel(_streamed_blocks, workgroup=WARPGROUP + CONSUMERS, name="streamed_blocks")
@@ -248,24 +234,16 @@ kernel: Kernel = Kernel(_streamed_blocks, workgroup=WARPGROUP + CONSUMERS, name=
 
 
 def _problem(form: Form[LinearAttrs]) -> Problem:
-    """Rows of x and of the stored plane."""
-    left, y, stored = rows_of(form.inputs[0]), rows_of(form.outputs[0]), form.inputs[1]
-    return Problem(
-        batch=1, m=y.shape[0], n=y.shape[1], k=left.shape[1], lda=left.strides[0],
-        ldb=stored.strides[0], ldy=y.strides[0], sa=0, sb=0, sy=0, a_along_k=True, b_along_k=True,
-    )  # fmt: skip
+    return problem_of(form.inputs[0], form.outputs[0], form.inputs[1])
 
 
 def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
     """How a group works where few rows of 16 bits meet whole runs; None where they do not."""
     kind, problem = FORMATS[form.attrs.format], _problem(form)
     x, planes = form.inputs[0], form.inputs[1 : 1 + len(kind.planes)]
-    few = 0 < problem.m <= THIN and problem.k > 0 and problem.k % max(RUN, kind.block) == 0
-    if kind.cores is None or not (few and caps.warpgroups and x.dtype in (bf16, f16)):
-        return None
-    whole = aligned(rows_of(x), problem.lda * (problem.m > 1), 0) and all(map(rows_follow, planes))
-    whole = whole and planes[0].aligned and f32 not in (s.dtype for s in planes)
-    if not whole:
+    whole = aligned(rows_of(x), problem.lda * (problem.m > 1), 0)
+    few = 0 < problem.m <= THIN
+    if not (whole and few and comes_in_blocks(kind, problem.k, x.dtype, planes, caps)):
         return None
     rows, eights = outputs_of(problem, form.outputs[0].dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
     tile = BlockStream(rows, 0, eights)
@@ -305,7 +283,7 @@ def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered
 
 
 def _preferred(form: Form[LinearAttrs], caps: Caps) -> bool:
-    """Of one row `linear_blocks` is as fast by itself, and faster between other launches."""
+    """One row has digits; where they do not fit, `linear_blocks` is as fast and joins others."""
     return caps.fast_tensor_cores and _problem(form).m >= FEWEST
 
 
