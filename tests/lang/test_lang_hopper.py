@@ -217,6 +217,19 @@ def test_neighbouring_bytes_come(dtype: DType, tmp_path: Path) -> None:
     assert "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("y", "'y': out, rank 1"), ("grid", "'grid': in, rank 2")]
+)
+def test_neighbouring_bytes_are_of_one_axis_and_read(name: str, text: str) -> None:
+    def wrong(grid: In[u32, 2], y: Out[u32]) -> None:
+        memory, there = lang.shared(u32, 16), ptx.Barriers(1)
+        ptx.bulk_load({"grid": grid, "y": y}[name], 0, 16, memory, 0, there, 0)
+
+    tensors = {"grid": empty((4, 4), u32), "y": empty((32,), u32)}
+    with pytest.raises(TraceError, match=f"reads an In argument of rank 1, got {text}"):
+        record(wrong, tensors, 32)
+
+
 @needs_ptxas
 def test_neighbouring_bytes_assemble(tmp_path: Path) -> None:
     assemble_clean(neighbours_case(f16)[0], "sm_90a", tmp_path)

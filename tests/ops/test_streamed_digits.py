@@ -49,6 +49,18 @@ def test_it_equals_float64(
     compare_with_float64(format, call, specs, extras, n, 1e-6)
 
 
+@pytest.mark.parametrize("format", STREAMED)
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+def test_results_of_16_bits(format: str, dtype: DType) -> None:
+    """An odd number of outputs, of which the last has a word of its own."""
+    (call,), specs = product_of(
+        format, 1, 75, 512, "residual", dtype=dtype, variant=STREAMED_DIGITS
+    )
+    assert call.kernel.name == "streamed_digits"
+    step = 2.0**-8 if dtype is bf16 else 2.0**-11
+    compare_with_float64(format, call, specs, ("residual",), 75, step)
+
+
 def normed_of(
     format: str, n: int, k: int, *extras: str, gate: str = "", activation: str = "",
     dtype: DType = bf16, caps: Caps = CAPS,

@@ -151,6 +151,10 @@ def broken_safetensors(rng: random.Random, raw: bytes) -> bytes:
         return packed(damaged_json(rng, header), data)
     if act < 0.7:
         return packed(header, data, rng.choice((0, 1, size - 1, size + 1, 10**8, 2**63, 2**64 - 1)))
+    if act < 0.705:  # many entries, for which a file is as large as one with holes would be
+        entry = '"%x":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+        many = ",".join(entry % i for i in range(rng.choice((20_000, 50_001, 150_000))))
+        return packed(f"{{{many}}}".encode(), bytes(8 * len(many)))
     if act < 0.75:  # a name twice
         return packed(header.replace(b"}}", b"}," + header[1:], 1), data)
     return damaged_bytes(rng, raw)

@@ -191,6 +191,8 @@ def normed_linear(
             h, weight, bias, activation=activation, residual=residual, alpha=alpha, dtype=dtype
         )
     both = linear(h, weight, bias, alpha=alpha, dtype=dtype)
+    if both.shape[-1] % 2:
+        raise ShapeError(f"normed_linear: expected an even n with a gate, got {both.shape[-1]}")
     first, second = both[..., : both.shape[-1] // 2], both[..., both.shape[-1] // 2 :]
     return silu_gate(first, second) if opened == "silu" else GATES[opened](first) * second
 
