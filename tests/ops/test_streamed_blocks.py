@@ -62,7 +62,8 @@ def filled(rng: np.random.Generator, spec: Spec) -> Array:
         ("q8_0", 16, 530, 1152, ("bias", "residual")), ("q4_0", 1, 70, 256, ()),
         ("q4_0", 9, 150, 2304, ("bias",)), ("q4_1", 2, 34, 1280, ()),
         ("q4_k", 1, 44, 256, ("residual",)), ("q4_k", 8, 270, 2560, ()),
-        ("q4_k", 16, 36, 1024, ("bias", "residual")),
+        ("q4_k", 16, 36, 1024, ("bias", "residual")), ("q6_k", 3, 70, 512, ("residual",)),
+        ("q6_k", 16, 44, 2560, ()), ("q5_k", 9, 70, 1024, ()),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)

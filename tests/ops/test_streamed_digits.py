@@ -33,6 +33,8 @@ Array = np.ndarray[Any, Any]
         ("q8_0", 530, 1152, ("bias", "residual")), ("q4_0", 70, 256, ()),
         ("q4_0", 150, 2304, ("bias",)), ("q4_1", 34, 1280, ()), ("q4_k", 44, 256, ("residual",)),
         ("q4_k", 270, 2560, ()), ("q4_k", 36, 1024, ("bias", "residual")),
+        ("q6_k", 70, 512, ("residual",)), ("q6_k", 44, 2560, ()), ("q5_k", 70, 512, ()),
+        ("q5_k", 300, 2816, ("bias",)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
@@ -85,7 +87,8 @@ def normed_of(
     [
         ("q8_0", 38, 640, ("norm",), ""), ("q8_0", 150, 256, ("norm", "bias"), "silu"),
         ("q4_0", 300, 256, (), "gelu"), ("q4_k", 20, 1280, ("norm", "residual"), ""),
-        ("q4_k", 600, 256, ("norm",), "silu"), ("q4_1", 30, 1152, ("norm", "shift", "bias"), ""),
+        ("q4_k", 600, 256, ("norm",), "silu"), ("q6_k", 300, 1536, ("norm",), "silu"),
+        ("q5_k", 40, 256, (), "gelu"), ("q4_1", 30, 1152, ("norm", "shift", "bias"), ""),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
@@ -174,7 +177,7 @@ def test_which_products_have_digits() -> None:
     [
         (2560, 9728, ("residual",), ""), (9728, 2560, ("norm",), "silu"),
         (6144, 2560, ("norm", "bias"), ""), (151936, 2560, ("norm",), ""),
-        (5120, 1280, ("norm", "shift", "bias"), ""),
+        (5120, 1536, ("norm", "shift", "bias"), ""),
     ],
 )  # fmt: skip
 def test_weights_are_asked_for_before_the_wait(

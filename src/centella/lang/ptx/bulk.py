@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from centella.dtypes import i8, u8
+from centella.dtypes import i8, u8, u32
 from centella.errors import TraceError
 from centella.lang.ir import MapParam
 from centella.lang.memory import Argument, Shared
@@ -139,8 +139,8 @@ class TensorMap:
 
     Args:
         argument: an In or Out argument of rank 1 whose first element lies on 16 bytes, of the
-            tile's dtype; or an In argument of i8 or u8, of which two bytes stand for an element:
-            extents, strides and coordinates count pairs of them.
+            tile's dtype; or an In argument of i8, u8 or u32, of which two bytes stand for an
+            element: extents, strides and coordinates count pairs of them.
         tile: where boxes go: (a stage of) its rows and columns are the first two dimensions.
         extents: launch parameters: elements along each dimension, from the one whose elements are
             neighbours on; at least 1 each.
@@ -163,11 +163,11 @@ class TensorMap:
     ) -> None:
         t = current()
         same = argument.dtype is tile.dtype and argument.mode != "inout"
-        pairs = argument.dtype in (i8, u8) and argument.mode == "in"
+        pairs = argument.dtype in (i8, u8, u32) and argument.mode == "in"
         if argument.rank != 1 or not (same or pairs):
             raise TraceError(
                 f"a TensorMap is of an In or Out argument of rank 1 and {tile.dtype.name}, or of "
-                f"bytes that are read, got {argument.name!r}: {argument.mode}, rank "
+                f"bytes or words that are read, got {argument.name!r}: {argument.mode}, rank "
                 f"{argument.rank}, {argument.dtype.name}"
             )
         if not 2 <= len(extents) <= MOST_DIMENSIONS or len(strides) != len(extents) - 1:

@@ -24,9 +24,9 @@ from centella.ops.quant.stream import (
     COLUMNS,
     MOST_ROWS,
     BlockStream,
-    beside_of,
+    bytes_of,
     comes_in_blocks,
-    per_byte,
+    parts_of,
     problem_of,
     words_of,
 )
@@ -82,7 +82,7 @@ def _of_normed(form: Form[NormedAttrs]) -> Product:
 
 def _tile(product: Product, caps: Caps) -> BlockStream | None:
     """How a group works where one row of 16 bits meets whole runs; None where it does not."""
-    kind, problem, (_, *others) = product.format, product.problem, product.planes
+    kind, problem = product.format, product.problem
     vectors = [product.extras[name] for name in ("norm", "shift") if name in product.extras]
     whole = all(aligned(s, 0, 0) for s in (rows_of(product.x), *vectors))
     if not (whole and problem.m == 1 and problem.k <= LONGEST):
@@ -96,10 +96,10 @@ def _tile(product: Product, caps: Caps) -> BlockStream | None:
     tile = BlockStream(rows, 0, halves=halves, slots=slots)
     steps = -(-problem.k // COLUMNS)
     kept = 4 * steps * COLUMNS // (2 * GROUP) * (PAIR + 4)
-    beside = sum(words_of(rows, *layout) for layout in beside_of(others))
+    beside = sum(words_of(rows, *layout) for layout in parts_of(kind, product.planes)[0])
     kept += 4 * tile.slots * halves * beside
     kept += 8 * PARTS * pitch_of(tile)
-    stage = halves * tile.height * COLUMNS // per_byte(kind)
+    stage = halves * tile.height * bytes_of(kind)
     most = max(steps * -(-blocks_of(problem, rows) // groups), CREWS)
     room = min(SHARED, caps.max_shared) - kept - 2048
     tile = replace(tile, stages=min(room // stage, most))
@@ -108,21 +108,20 @@ def _tile(product: Product, caps: Caps) -> BlockStream | None:
 
 
 def _launches(product: Product, tile: BlockStream) -> Lowered:
-    """The launch. Two stored bytes are an element of x to the copy engine."""
-    problem, (stored, *others) = product.problem, product.planes
-    extras = product.extras
+    """The launch."""
+    problem, extras = product.problem, product.extras
+    beside, layout = parts_of(product.format, product.planes)
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     specs = (product.x, *product.planes, *extras.values())
     refs = (*(Ref(i, flat(s)) for i, s in enumerate(specs)), Ref(len(specs), product.y))
     names = ("x", *SYMBOLS[: len(product.planes)], *extras)
     scalars = (
-        ("n", problem.n), ("k", problem.k), ("width", stored.shape[1] // 2),
-        ("ldw", problem.ldb // 2), ("half", problem.n), ("rows", stored.shape[0]),
-        ("blocks", blocks_of(problem, tile.rows)), ("alpha", product.alpha), ("ldr", pitch),
-        *product.scalars,
+        ("n", problem.n), ("k", problem.k), *layout, ("half", problem.n),
+        ("rows", product.planes[0].shape[0]), ("blocks", blocks_of(problem, tile.rows)),
+        ("alpha", product.alpha), ("ldr", pitch), *product.scalars,
     )  # fmt: skip
     constants: tuple[tuple[str, Any], ...] = (
-        ("activation", product.activation), ("beside", beside_of(others)),
+        ("activation", product.activation), ("beside", beside),
         ("depth", problem.k), ("format", product.format.name), ("kind", product.kind),
         ("tile", tile),
     )  # fmt: skip

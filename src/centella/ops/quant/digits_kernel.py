@@ -164,6 +164,9 @@ class _Consumer:
         column = self.part * (RUN // per_byte(shared.kind) // CHUNK)
         self.start: Any = shared.ring.chunk(row, column + self.lane // tile.lines % 2, self.half)
         self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.eights == 2 else (16, 8))
+        if shared.high:
+            self.high_start = shared.high.start(row, self.part, self.lane, self.half)
+            self.highs = shared.high.fragment()
         self.height = lang.ptx.Fragment(dtype, (16, 16))
         self.width = lang.ptx.Fragment(dtype, (16, 8))
         self.products = lang.ptx.Fragment(i32, (16, 8))
@@ -206,42 +209,52 @@ class _Consumer:
         inside = lang.minimum(number, shared.depth // RUN - 1)
         factors = [cores.factors(shared.run(inside, planes)) for planes in rows]
         groups: list[list[tuple[Any, Any]]] = []  # words of each eight rows, of the next groups
-        words, levels = list[Any](), list[Any]()
+        words, levels, highs = list[Any](), list[Any](), list[list[Any]]()
+        slot, share = stage * shared.halves, GROUP // cores.shared
+        if shared.high:
+            highs = shared.high.load(self.high_start, slot, self.highs)
         for group in range(RUN // GROUP):
             if not groups:
                 chunk = 2 * (group // per_byte(shared.kind))
-                slot = shared.ring.at_stage(stage * shared.halves)
-                at = shared.ring.right(self.start, chunk) + slot
-                groups = shared.words_at(at, self.stored, self.eights)
+                at = shared.ring.right(self.start, chunk) + shared.ring.at_stage(slot)
+                groups = shared.words_at(at, self.stored, self.eights, group, highs)
             if group % 2 == 0:
                 pair = number * (RUN // (2 * GROUP)) + group // 2
                 words, levels = self.digits.load(pair, self.lane), self.digits.levels(pair)
             at = group % 2 * 2
             self._multiply(
                 groups.pop(0), words[at : at + 2], levels[at : at + 2],
-                [line[group] for line in factors], cores,
+                [line[group * share : (group + 1) * share] for line in factors], cores,
             )  # fmt: skip
 
     def _multiply(
         self, words: list[tuple[Any, Any]], digits: list[Any], levels: list[Any],
-        factors: list[tuple[Any, Any | None]], cores: Cores,
+        factors: list[list[tuple[Any, Any | None]]], cores: Cores,
     ) -> None:  # fmt: skip
-        """A group: exact sums of products, times their factor and scale."""
-        for e in range(2):
-            self.height[e], self.height[e + 2] = words[e % self.eights]
-            self.width[e] = digits[e]
-        self.products.fill(MAGIC)
-        dtype = i8 if cores.zero is None else u8
-        lang.ptx.mma_bytes(self.products, self.height, self.width, dtype)
+        """A group: exact sums of products, times their factors and scale.
+
+        Where sixteen numbers share a factor, the others are zeros in the meantime.
+        """
         scale, total = levels
-        for e, (factor, low) in enumerate(factors):
-            scaled = factor * scale
-            for digit, kept in enumerate(self.kept[e]):
-                exact = lang.bitcast(self.products[2 * e + digit], f32) - MAGIC_VALUE
-                kept.set(lang.fma(exact, scaled, kept))
-            level = self._level(factor, low, cores)
-            if level is not None:
-                self.below[e].set(lang.fma(level, total, self.below[e]))
+        self.width[0], self.width[1] = digits
+        for part in range(len(factors[0])):
+            for e in range(2):
+                first, last = words[e % self.eights]
+                both = len(factors[0]) == 1
+                self.height[e] = first if both or part == 0 else lang.const(0, u32)
+                self.height[e + 2] = last if both or part == 1 else lang.const(0, u32)
+            self.products.fill(MAGIC)
+            dtype = i8 if cores.zero is None else u8
+            lang.ptx.mma_bytes(self.products, self.height, self.width, dtype)
+            for e, line in enumerate(factors):
+                factor, low = line[part]
+                scaled = factor * scale
+                for digit, kept in enumerate(self.kept[e]):
+                    exact = lang.bitcast(self.products[2 * e + digit], f32) - MAGIC_VALUE
+                    kept.set(lang.fma(exact, scaled, kept))
+                level = self._level(factor, low, cores)
+                if level is not None:
+                    self.below[e].set(lang.fma(level, total, self.below[e]))
 
     def _level(self, factor: Any, low: Any | None, cores: Cores) -> Any | None:
         """What a format adds to its numbers, as they are stored, times the factor."""

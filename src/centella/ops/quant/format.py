@@ -93,18 +93,23 @@ class Run(Struct, frozen=True, eq=False):
 
 
 class Cores(Struct, frozen=True, eq=False):
-    """How tensor cores take the numbers of a format, each 32 with a factor.
+    """How tensor cores take the numbers of a format.
 
     Attributes:
-        numbers: `numbers(word)`: of a word of stored bytes, words of four numbers in bytes: they
-            themselves, or their low halves, then the high ones.
-        factors: `factors(run)`: of each 32 the factor, and what is added, or None.
+        numbers: `numbers(word, high, field)`: of a word of stored bytes, words of four numbers in
+            bytes: they themselves, or those of the low halves, then of the high ones. Where the
+            second plane has high bits, they are in bytes of the word `high`, from a field on.
+        factors: `factors(run)`: of each `shared` numbers the factor, and what is added, or None.
         zero: what these numbers, of 0 to 127, are more than they stand for; None: they are i8.
+        high: bits of a number that the second plane has, as `host.high_bits` reads them; 0: none.
+        shared: 16 or 32.
     """
 
-    numbers: Callable[[Any], list[Any]]
+    numbers: Callable[[Any, Any, int], list[Any]]
     factors: Callable[[Run], list[tuple[Any, Any | None]]]
     zero: int | None
+    high: int = 0
+    shared: int = GROUP
 
 
 def factors_of_blocks(run: Run, low: bool) -> list[tuple[Any, Any | None]]:

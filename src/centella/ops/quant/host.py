@@ -115,6 +115,17 @@ def bits_of(words: Array) -> Array:
     return (words[..., None] >> np.arange(32, dtype=np.uint32) & 1).astype(np.int8)
 
 
+def high_bits(words: Array, bits: int) -> Array:
+    """What numbers have above their low four bits, int8 [n, numbers], of chunks of four words.
+
+    Byte m of a chunk has those of numbers m, 16 + m, 32 + m and so on, the first lowest.
+    """
+    n, count = words.shape
+    chunks = words.astype("<u4", copy=False).view(np.uint8).reshape(n, count // 4, 1, 16)
+    fields = chunks >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & (1 << bits) - 1
+    return fields.reshape(n, count * 32 // bits).astype(np.int8)
+
+
 def slices(bytes_: Array, width: int, bits: int) -> Array:
     """The numbers of `bits` bits in bytes, runs of `width` bytes: all lowest ones of a run first.
 

@@ -52,8 +52,8 @@ def nibbles(words: list[Expr], zero: int) -> list[Expr]:
     return [field(w, 8 * j + half, 15, zero) for half in (0, 4) for w in words for j in range(4)]
 
 
-def halves_of_bytes(word: Operand) -> list[Expr]:
-    """The low halves of bytes, then the high ones, in bytes of a word each."""
+def halves_of_bytes(word: Operand, *_: object) -> list[Expr]:
+    """The low halves of bytes, then the high ones, in bytes of a word each: `Cores.numbers`."""
     return [word & LOW, word >> 4 & LOW]
 
 
@@ -69,6 +69,43 @@ def few_fives(
     """The same of neighbouring bytes, of which the first has column `column`."""
     bits = high >> column % 32 + 16 * half
     return less([v | (bits >> i & 1) << 4 for i, v in enumerate(halves(values, half))], zero)
+
+
+def with_high(word: Operand, high: Operand, bits: int, field: int = 0) -> list[Any]:
+    """`halves_of_bytes` with what bytes of `high` have above them, in fields of so many bits.
+
+    Args:
+        field: that of the low halves; that of the high ones follows.
+    """
+    mask, numbers = ((1 << bits) - 1) * 0x01010101, []
+    for half, low in enumerate(halves_of_bytes(word)):
+        up = 4 - bits * (field + half)
+        moved = high << up if up > 0 else high >> -up if up else high
+        numbers.append(moved & mask << 4 | low)
+    return numbers
+
+
+def numbers_with_high(words: list[Expr], at: Any, bits: int, zero: int) -> list[Expr]:
+    """A step's nibbles with what the second plane has above them, less `zero`, as f32."""
+    highs = _highs(at, bits, 0, len(words))
+    halves = zip(*(with_high(w, h, bits) for w, h in zip(words, highs, strict=True)), strict=True)
+    return [field(w, 8 * j, 255, zero) for half in halves for w in half for j in range(4)]
+
+
+def few_with_high(values: list[Expr], half: int, at: Any, bits: int, zero: float) -> list[Expr]:
+    """The same of neighbouring bytes, of which the first has the place's column."""
+    highs = _highs(at, bits, at.column % 16 // 4, len(values) // 4)
+    each = [h >> 8 * j + bits * half & (1 << bits) - 1 for h in highs for j in range(4)]
+    low = halves(values, half)
+    return less([v | above << 4 for v, above in zip(low, each, strict=True)], zero)
+
+
+def _highs(at: Any, bits: int, first: Any, count: int) -> list[Any]:
+    """Words of the second plane, the fields of the place's 32 numbers lowest."""
+    groups = 4 // bits  # in a chunk of four words
+    group = at.column // 32
+    start = group % (at.format.block // 32) // groups * 4 + first
+    return [at.value(1, start + i) >> group % groups * (2 * bits) for i in range(count)]
 
 
 def halves(values: list[Expr], half: int) -> list[Expr]:

@@ -50,11 +50,11 @@ def factors_of(at: Place) -> tuple[Expr, Expr]:
     return scale, -(at.value(factors, 1) * lang.cast(at.value(levels, group + 8), f32))
 
 
-def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
-    """For tensor cores: those of four groups, half of a block."""
+def factors_of_run(run: Run, plane: int = 1) -> list[tuple[Any, Any | None]]:
+    """For tensor cores: those of four groups, half of a block; `plane`: has the levels."""
     block, half = run.number // 2, run.number % 2
-    scale, least = run.values(2, block)
-    levels, lows = (run.word(1, block * 4 + half + at) for at in (0, 2))
+    scale, least = run.values(plane + 1, block)
+    levels, lows = (run.word(plane, block * 4 + half + at) for at in (0, 2))
     return list(zip(times_bytes(levels, scale), times_bytes(lows, -least), strict=True))
 
 

@@ -1,7 +1,8 @@
 """Q6_K of GGUF: blocks of 256 6-bit numbers, of which each 16 have an i8 factor.
 
-Of 32 numbers the low four bits of the first 16 are in the low halves of bytes; words have the high
-two bits of 16 numbers each. Numbers are 32 more than they stand for. The block has a factor, too.
+Of 32 numbers the low four bits of the first 16 are in the low halves of bytes; the high two bits
+are as `host.high_bits` reads them. Numbers are 32 more than they stand for. The block has a factor,
+too.
 """
 
 from __future__ import annotations
@@ -12,57 +13,61 @@ import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
-from centella.lang.values import Expr
+from centella.lang.values import Expr, Operand
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Format, Place, Plane
-from centella.ops.quant.host import (
-    fields,
-    scaled_twice,
-    unpacked,
-)  # fmt: skip
-from centella.ops.quant.numbers import halves, less, small
+from centella.ops.quant.format import Cores, Format, Place, Plane, Run
+from centella.ops.quant.host import fields, high_bits, scaled_twice, unpacked
+from centella.ops.quant.numbers import FLIP, few_with_high, field, numbers_with_high
 
 BLOCK, GROUP = 256, 32
 
 
 def decode(stored: Array, high: Array, levels: Array, scale: Array) -> Array:
     """(number - 32) x factor of 16 x factor of the block."""
-    two = high[..., None] >> np.arange(0, 32, 2, dtype=np.uint32) & 3
     low = unpacked(stored, GROUP)
-    numbers = low + (two.reshape(low.shape) << 4).astype(np.int8) - np.int8(32)
+    numbers = low + (high_bits(high, 2) << 4).reshape(low.shape) - np.int8(32)
     return scaled_twice(numbers, levels, scale)
 
 
 def from_blocks(raw: Array) -> tuple[Array, ...]:
     """Blocks of runs of 64 bytes (low bits) and 32 (high ones), 16 factors, and theirs."""
     low, high, levels, scale = fields(raw, "128u1", "64u1", "16i1", "<f2")
-    return regroup.nibbles(low, 64), regroup.pair_words(high), levels, scale
+    return regroup.nibbles(low, 64), regroup.pairs_of_bits(high), levels, scale
 
 
 def numbers(words: list[Expr], at: Place) -> list[Expr]:
-    """Nibbles with their high bits, each 16 times their factor."""
-    values = []
-    for half in (0, 1):
-        high, level = _high(at, half), _level(at, half)
-        low = [w >> 8 * j + 4 * half & 15 for w in words for j in range(4)]
-        values += [small(v | (high >> 2 * i & 3) << 4, 32) * level for i, v in enumerate(low)]
-    return values
+    """Numbers, each 16 times their factor."""
+    levels = [_level(at, half) for half in (0, 1)]
+    values = numbers_with_high(words, at, 2, 32)
+    return [v * levels[i // 16] for i, v in enumerate(values)]
 
 
 def few(values: list[Expr], half: int, at: Place) -> list[Expr]:
     """The same of neighbouring bytes."""
-    high, level = _high(at, half) >> at.column % 16 * 2, _level(at, half)
-    low = halves(values, half)
-    whole = less([v | (high >> 2 * i & 3) << 4 for i, v in enumerate(low)], 32.0)
-    return [v * level for v in whole]
-
-
-def _high(at: Place, half: int) -> Any:
-    return at.value(1, at.column // 16 % 16 + half)
+    level = _level(at, half)
+    return [v * level for v in few_with_high(values, half, at, 2, 32.0)]
 
 
 def _level(at: Place, half: int) -> Expr:
     return lang.cast(at.value(2, at.column // 16 % 16 + half), f32)
+
+
+def numbers_of_bytes(word: Operand, high: Any, field: int) -> list[Any]:
+    """For tensor cores: four times what numbers stand for, so that its sign is a byte's."""
+    flipped = []
+    for half, shifted in enumerate((word << 2, word >> 2)):
+        above = high << 6 - 2 * (field + half) if field + half < 3 else high
+        flipped.append(above & 0xC0C0C0C0 ^ (shifted & 0x3C3C3C3C ^ 0x80808080))
+    return flipped
+
+
+def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
+    """For tensor cores: those of eight sixteens, half of a block."""
+    block = run.number // 2
+    pair = run.values(3, block // 2)
+    scale = lang.select(block % 2 == 0, *pair) * 0.25
+    words = [run.word(2, run.number * 2 + i) ^ FLIP for i in range(2)]
+    return [(field(w, 8 * j, 255, 128) * scale, None) for w in words for j in range(4)]
 
 
 Q6_K: Format = Format(
@@ -70,4 +75,5 @@ Q6_K: Format = Format(
     (Plane("stored", "numbers", u8, 128), Plane("high", "high bits", u32, 16),
      Plane("levels", "factors of 16", i8, 16), Plane("scale", "factors", None, 1)),
     numbers, decode, None, from_blocks, few, outs=2,
+    cores=Cores(numbers_of_bytes, factors_of_run, None, high=2, shared=16),
 )  # fmt: skip

@@ -37,5 +37,5 @@ Q8_0: Format = Format(
     "q8_0", BLOCK, (Plane("stored", "numbers", i8, 32), Plane("scale", "factors", None, 1)),
     lambda words, at: bytes_of(words), decode, encode, from_blocks,
     few=lambda values, half, at: less(values, 0.0),
-    cores=Cores(lambda word: [word], lambda run: factors_of_blocks(run, low=False), None),
+    cores=Cores(lambda word, *_: [word], lambda run: factors_of_blocks(run, low=False), None),
 )  # fmt: skip

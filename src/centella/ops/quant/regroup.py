@@ -16,7 +16,6 @@ from centella.dtypes import Array
 # Halves of a square of bits that change places, further apart in each round: distance and mask.
 BITS = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
 TWO, FOUR = np.uint64(2), np.uint64(4)
-PAIRS = ((6, 0x00CC00CC), (12, 0x0000F0F0))
 
 
 def nibbles(raw: Array, run: int) -> Array:
@@ -70,13 +69,40 @@ def bit_words(raw: Array) -> Array:
     return _words(squares.view(np.uint8).reshape(len(raw), raw.shape[1] // 32, 4, 8))
 
 
-def pair_words(raw: Array) -> Array:
-    """Two bits of each of 128 numbers in 32 bytes, as words of 16 neighbours.
+def fifth_bits(raw: Array) -> Array:
+    """A bit of each of 256 numbers in 32 bytes, as `host.high_bits` reads them.
 
     uint8 [rows, bytes] to u32 [rows, bytes / 4].
     """
-    squares = _transposed(raw.view("<u4"), PAIRS)
-    return _words(squares.view(np.uint8).reshape(len(raw), raw.shape[1] // 32, 8, 4))
+    return _in_chunks(raw, 1, ((1, 0), (2, 1), (4, 2), (8, 3)))
+
+
+def pairs_of_bits(raw: Array) -> Array:
+    """Two bits of each of 128 numbers in 32 bytes, as `host.high_bits` reads them.
+
+    uint8 [rows, bytes] to u32 [rows, bytes / 4].
+    """
+    return _in_chunks(raw, 2, ((3, 0), (12, 2)))
+
+
+def _in_chunks(raw: Array, bits: int, fields: tuple[tuple[int, int], ...]) -> Array:
+    """Of runs of 32 bytes two chunks: of the low halves of bytes, then of the high ones.
+
+    Args:
+        bits: of a field; fields: masks, and how far those of the first 16 bytes move, which the
+            last 16 come behind.
+    """
+    words = raw.view("<u8").reshape(raw.size // 32, 4)
+    chunks = np.empty_like(words)
+    for half in (0, 1):
+        for i in (0, 1):
+            first, last = (words[:, i + at] >> np.uint64(4 * half) for at in (0, 2))
+            chunks[:, 2 * half + i] = sum(
+                (first & _mask(mask)) << np.uint64(by)
+                | (last & _mask(mask)) << np.uint64(by + bits)
+                for mask, by in fields
+            )
+    return chunks.view("<u4").astype(np.uint32, copy=False).reshape(len(raw), raw.shape[1] // 4)
 
 
 def _transposed(squares: Array, rounds: tuple[tuple[int, int], ...]) -> Array:

@@ -1,7 +1,8 @@
 """What the streamed products of quantised weights have in common (sm_90a).
 
-One thread has tiles of stored bytes copied into a ring, before the launches before this one are
-over, and at once the other planes of a block of outputs, whose rows follow each other in memory. Of
+One thread has tiles of stored bytes, and of high bits, copied into a ring, before the launches
+before this one are over, and at once the other planes of a block of outputs, whose rows follow each
+other in memory. Of
 the warps that multiply four share the columns of a stage, two of these teams its rows; where there
 are two such crews, they take stages in turn.
 """
@@ -81,6 +82,10 @@ class Weights:
         self.ring: Any = lang.ptx.SharedTile(dtype, (slots, tile.height, self.words))
         extents = (self.p["width"], self.p["rows"])
         self.map: Any = lang.ptx.TensorMap(w, self.ring, extents, (self.p["ldw"],), tile.rows)
+        self.high: HighBits | None = None
+        if high := high_of(kind):
+            plane, planes = planes[0], planes[1:]
+            self.high = HighBits(tile, high, dtype, plane, self.p["rows"])
         self.planes: list[BesidePlane] = [
             BesidePlane(plane, tile, *layout) for plane, layout in zip(planes, beside, strict=True)
         ]
@@ -107,7 +112,7 @@ class Weights:
     def bring(self) -> None:
         """Have all planes copied, as stages become free: nobody writes weights."""
         tile, ring, beside = self.tile, Ring(self.tile.stages), Ring(self.tile.slots)
-        nbytes = 2 * self.halves * tile.rows * self.words
+        nbytes = self.halves * tile.rows * bytes_of(self.kind)
         for block in self.blocks():
             self._bring_beside(block, beside)
             for step in lang.range(lang.const(self.steps, u32)):
@@ -118,6 +123,8 @@ class Weights:
                     at = (step * self.words, self.row(block, half))
                     slot = stage * self.halves + half
                     lang.ptx.tma_load(self.map, at, slot, self.full, stage)
+                    if self.high:
+                        self.high.bring(step, at[1], slot, self.full, stage)
                 ring.advance()
         lang.ptx.launch_dependents()
 
@@ -132,24 +139,32 @@ class Weights:
 
     def run(self, number: Any, rows: list[Row]) -> Run:
         """A run of a row whose other planes are these."""
+        first = 2 if self.high else 1  # of the planes that lie beside
 
         def values(plane: int, word: Any) -> list[Any]:
-            return list(self.planes[plane - 1].plane.unpack([rows[plane - 1](word)]))
+            return list(self.planes[plane - first].plane.unpack([rows[plane - first](word)]))
 
-        return Run(number, values, lambda plane, word: rows[plane - 1](word))
+        return Run(number, values, lambda plane, word: rows[plane - first](word))
 
-    def words_at(self, at: Any, stored: Any, eights: int) -> list[list[tuple[Any, Any]]]:
+    def words_at(
+        self, at: Any, stored: Any, eights: int, group: int, highs: list[list[Any]]
+    ) -> list[list[tuple[Any, Any]]]:
         """Of two chunks, by group: of each eight rows the first and the last sixteen numbers.
 
         Args:
             at: this thread's chunk in the ring; stored: a fragment for them.
+            group: the first of these chunks' in its run; highs: see `HighBits.load`.
         """
-        assert self.kind.cores is not None
+        cores, lines = self.kind.cores, []
+        assert cores is not None
+        groups = 4 // (cores.high or 4)  # in a chunk of high bits
         lang.ptx.ldmatrix(self.ring, at, stored)
-        lines = []
         for eight in range(eights):
-            chunks = (self.kind.cores.numbers(stored.word(eight + eights * c)) for c in range(2))
-            words = [word for chunk in chunks for word in chunk]
+            words = []
+            for c in range(2):
+                chunk, field = divmod(group + c, groups)
+                high = highs[eight][chunk] if highs else None
+                words += cores.numbers(stored.word(eight + eights * c), high, 2 * field)
             lines.append(list(zip(words[::2], words[1::2], strict=True)))
         return [list(group) for group in zip(*lines, strict=True)]
 
@@ -170,6 +185,43 @@ class Weights:
     def row(self, block: Any, half: int) -> Any:
         """The first row of the weight of a block."""
         return block * self.tile.rows + (self.p["half"] if half else 0)
+
+
+class HighBits:
+    """The second plane of a format whose numbers have more than four bits, in a ring of its own."""
+
+    def __init__(self, tile: BlockStream, bits: int, dtype: Any, plane: Any, rows: Any) -> None:
+        self.tile: BlockStream = tile
+        self.chunks: int = RUN * bits // (8 * CHUNK)  # of a run
+        self.words: int = COLUMNS * bits // 16
+        self.ring: Any = lang.ptx.SharedTile(
+            dtype, (tile.stages * tile.halves, tile.height, self.words)
+        )
+        extents = (lang.parameter("whigh", u32), rows)
+        strides = (lang.parameter("ldhigh", u32),)
+        self.map: Any = lang.ptx.TensorMap(plane, self.ring, extents, strides, tile.rows)
+
+    def bring(self, step: Any, row: Any, slot: Any, full: Any, stage: Any) -> None:
+        """Have a stage's copied."""
+        lang.ptx.tma_load(self.map, (step * self.words, row), slot, full, stage)
+
+    def fragment(self) -> Any:
+        """For `load`."""
+        both = self.tile.lines == 2 * EIGHT and self.chunks == 2
+        return lang.ptx.Fragment(self.ring.dtype, (16, 16) if both else (16, 8))
+
+    def start(self, row: Any, part: Any, lane: Any, half: Any = 0) -> Any:
+        """This thread's chunk of a stage, as `load` takes it."""
+        chunk = part * self.chunks
+        if self.chunks == 2:
+            chunk = chunk + lane // self.tile.lines % 2
+        return self.ring.chunk(row, chunk, half)
+
+    def load(self, start: Any, slot: Any, to: Any) -> list[list[Any]]:
+        """Of each eight rows this thread's words of the chunks of a run."""
+        eights = self.tile.lines // EIGHT
+        lang.ptx.ldmatrix(self.ring, start + self.ring.at_stage(slot), to)
+        return [[to.word(e + eights * c) for c in range(self.chunks)] for e in range(eights)]
 
 
 class BesidePlane:
@@ -224,6 +276,29 @@ def per_byte(kind: Format) -> int:
     return kind.block // kind.planes[0].length
 
 
+def high_of(kind: Format) -> int:
+    """Bits of a number that come in a ring of their own."""
+    return kind.cores.high if kind.cores else 0
+
+
+def bytes_of(kind: Format) -> int:
+    """What a row of a stage has in the rings."""
+    return COLUMNS // per_byte(kind) + COLUMNS * high_of(kind) // 8
+
+
+def parts_of(kind: Format, planes: Sequence[Spec]) -> tuple[Beside, tuple[tuple[str, int], ...]]:
+    """How a weight's planes lie: those that lie beside, and scalars of those in rings.
+
+    To the copy engine two bytes are an element.
+    """
+    stored, *others = planes
+    scalars = {"width": stored.shape[1] // 2, "ldw": stored.strides[0] // 2}
+    if high_of(kind):
+        high, *others = others
+        scalars |= {"whigh": high.shape[1] * 2, "ldhigh": high.strides[0] * 2}
+    return beside_of(others), tuple(scalars.items())
+
+
 def problem_of(x: Spec, y: Spec, stored: Spec) -> Problem:
     """Rows of x and of the stored plane; n is that of the result."""
     left, right = rows_of(x), rows_of(y)
@@ -240,7 +315,8 @@ def comes_in_blocks(kind: Format, k: int, x: DType, planes: Sequence[Spec], caps
         return False
     if not k or k % max(RUN, kind.block) or f32 in (plane.dtype for plane in planes):
         return False
-    return planes[0].aligned and all(map(rows_follow, planes))
+    rings = 2 if high_of(kind) else 1
+    return all(s.aligned for s in planes[:rings]) and all(map(rows_follow, planes))
 
 
 def beside_of(planes: Sequence[Spec]) -> Beside:

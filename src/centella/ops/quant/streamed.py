@@ -41,8 +41,9 @@ from centella.ops.quant.stream import (
     BlockStream,
     Row,
     Weights,
-    beside_of,
+    bytes_of,
     comes_in_blocks,
+    parts_of,
     per_byte,
     problem_of,
     words_of,
@@ -120,6 +121,9 @@ class _Consumer:
             for e in range(tile.eights)
         ]
         self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.halves == 2 else (16, 8))
+        if shared.high:
+            self.high_start = shared.high.start(row, self.part, self.lane)
+            self.highs = shared.high.fragment()
         self.height = lang.ptx.Fragment(dtype, (16, 16))
         self.ones = lang.ptx.Fragment(dtype, (16, 16))
         for register in range(4):
@@ -159,13 +163,17 @@ class _Consumer:
         number = lang.minimum(number, shared.depth // RUN - 1)
         factors = [cores.factors(shared.run(number, planes)) for planes in rows]
         groups: list[list[tuple[Any, Any]]] = []  # words of each half, of the next groups
+        highs, share = list[list[Any]](), GROUP // cores.shared
+        if shared.high:
+            highs = shared.high.load(self.high_start, stage, self.highs)
         for group in range(RUN // GROUP):
             if not groups:
                 chunk = 2 * (group // per_byte(shared.kind))
                 at = shared.ring.right(self.start, chunk) + shared.ring.at_stage(stage)
-                groups = shared.words_at(at, self.stored, self.halves)
+                groups = shared.words_at(at, self.stored, self.halves, group, highs)
             self._take_x(stage, group)
-            self._multiply(groups.pop(0), [line[group] for line in factors], cores)
+            shares = [line[group * share : (group + 1) * share] for line in factors]
+            self._multiply(groups.pop(0), shares, cores)
 
     def _take_x(self, stage: Any, group: int) -> None:
         """Rows of x, of a group's columns: the words that go with four neighbouring numbers."""
@@ -178,18 +186,31 @@ class _Consumer:
                     self.widths[half][e][register] = rows.memory[at + register]
 
     def _multiply(
-        self, words: list[tuple[Any, Any]], factors: list[tuple[Any, Any | None]], cores: Cores
-    ) -> None:
+        self, words: list[tuple[Any, Any]], factors: list[list[tuple[Any, Any | None]]],
+        cores: Cores,
+    ) -> None:  # fmt: skip
         """A group: products, times their factors."""
+        if len(factors[0]) == 1:
+            self._multiply_part(range(2), words, [line[0] for line in factors], cores)
+            return
+        for sixteen in range(2):
+            part = [line[sixteen] for line in factors]
+            self._multiply_part(range(sixteen, sixteen + 1), words, part, cores)
+
+    def _multiply_part(
+        self, sixteens: range, words: list[tuple[Any, Any]],
+        factors: list[tuple[Any, Any | None]], cores: Cores,
+    ) -> None:  # fmt: skip
+        """The sixteens of a group that share factors."""
         every = range(self.shared.tile.eights)
         if factors[0][1] is not None:
             for e in every:
                 self.of_ones[e].fill(0.0)
-                for sixteen in range(2):
+                for sixteen in sixteens:
                     lang.ptx.mma_sync(self.of_ones[e], self.ones, self.widths[sixteen][e])
         for fragment in self.products:
             fragment.fill(0.0)
-        for sixteen in range(2):
+        for sixteen in sixteens:
             pairs = [self._widened(half[sixteen], cores) for half in words]
             for half in range(2):  # of eight rows both
                 self.height[half], self.height[half + 2] = pairs[half % len(pairs)]
@@ -247,9 +268,9 @@ def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
         return None
     rows, eights = outputs_of(problem, form.outputs[0].dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
     tile = BlockStream(rows, 0, eights)
-    beside = 8 * sum(words_of(rows, *layout) for layout in beside_of(planes[1:]))
+    beside = 8 * sum(words_of(rows, *layout) for layout in parts_of(kind, planes)[0])
     sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
-    stage = tile.height * COLUMNS // per_byte(kind) + 2 * EIGHT * eights * COLUMNS
+    stage = tile.height * bytes_of(kind) + 2 * EIGHT * eights * COLUMNS
     room, steps = min(SHARED, caps.max_shared) - beside - sums - 2048, -(-problem.k // COLUMNS)
     tile = replace(tile, stages=min(room // stage, steps * blocks_of(problem, tile.rows)))
     fits = tile.stages >= min(LEAST, steps) and kernel.workgroup <= caps.max_workgroup
@@ -257,21 +278,21 @@ def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
 
 
 def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered:
-    """The launch. Two stored bytes are an element of x to the copy engine."""
-    kind, problem, (_, stored, *rest) = FORMATS[form.attrs.format], _problem(form), form.inputs
-    planes, more = rest[: len(kind.planes) - 1], rest[len(kind.planes) - 1 :]
+    """The launch."""
+    kind, problem, (_, *rest) = FORMATS[form.attrs.format], _problem(form), form.inputs
+    planes, more = rest[: len(kind.planes)], rest[len(kind.planes) :]
+    beside, layout = parts_of(kind, planes)
     extras = dict(zip(form.attrs.extras, more, strict=True))
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
     refs = (Ref(i, flat(s)) for i, s in enumerate(form.inputs))
     names = ("x", *SYMBOLS[: len(kind.planes)], *extras)
     scalars = (
-        ("m", problem.m), ("n", problem.n), ("k", problem.k),
-        ("width", stored.shape[1] // 2), ("half", 0), ("rows", problem.n), ("ldx", problem.lda),
-        ("ldw", problem.ldb // 2), ("ldy", problem.ldy), ("blocks", blocks_of(problem, tile.rows)),
-        ("alpha", form.attrs.alpha), ("ldr", pitch),
+        ("m", problem.m), ("n", problem.n), ("k", problem.k), *layout, ("half", 0),
+        ("rows", problem.n), ("ldx", problem.lda), ("ldy", problem.ldy),
+        ("blocks", blocks_of(problem, tile.rows)), ("alpha", form.attrs.alpha), ("ldr", pitch),
     )  # fmt: skip
     constants = (
-        ("activation", form.attrs.activation), ("beside", beside_of(planes)),
+        ("activation", form.attrs.activation), ("beside", beside),
         ("depth", problem.k), ("format", kind.name), ("tile", tile),
     )  # fmt: skip
     call = Call(
