@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 
 import centella as ct
-from centella.dtypes import DType, f32
+from centella.dtypes import DType, f32, i8
 from centella.nn.module import Module, Parameter
+from centella.ops.quant.table import FORMATS
+from centella.tensors.qtensor import Stacked
 from centella.tensors.quantizers import QUANTIZERS, all_quantized
 
 ROWS = 1024
+MIXED = "q4_k_m"  # a mix of formats
+# Of a block of 256 the factor of its levels, and of the levels that are taken off.
+FACTORS = {"q4_k": (1e-4, 7.5e-4), "q5_k": (5e-5, 7.75e-4), "q6_k": (1.1e-4,)}
 SPREAD = 0.02
 
 
@@ -54,28 +59,53 @@ class Weights:
         return ct.asarray(data, f32, self.device)
 
     def quantized(self, shape: tuple[int, ...], format: str) -> Any:
-        """A weight in a format: what its quantiser makes of one, or for "q4_k" random planes."""
+        """A weight in a format: what its quantiser makes of one, or of FACTORS random planes."""
         if format in QUANTIZERS:
             return all_quantized(self.matrix(shape, f32), format, "random")[0]
         n, k = shape
-        rows = min(n, ROWS)
-        levels = self.random.integers(0, 64, (rows, k // 16), np.uint8)
-        numbers = self.random.integers(0, 256, (rows, k // 2), np.uint8)
-        # of a block of 256: the factor of the numbers 0 to 15, and of what is taken off
-        factors = np.tile(np.array([1e-4, 7.5e-4], np.float16), (rows, k // 256))
-        tables = (ct.asarray(p, device=self.device) for p in (numbers, levels, factors))
+        rows, planes = min(n, ROWS), list[Any]()
+        for plane in FORMATS[format].planes:
+            size = plane.shape(rows, k // 256)
+            if plane.dtype is None:
+                planes.append(np.tile(np.array(FACTORS[format], np.float16), (rows, k // 256)))
+            elif plane.name == "levels":
+                first, last, kind = (-16, 16, np.int8) if plane.dtype is i8 else (0, 64, np.uint8)
+                planes.append(self.random.integers(first, last, size, kind))
+            else:
+                bits = 8 * plane.dtype.itemsize
+                planes.append(self.random.integers(0, 1 << bits, size, f"u{bits // 8}"))
+        tables = (ct.asarray(p, device=self.device) for p in planes)
         return ct.QTensor(tuple(self.rows(table, n) for table in tables), format)
+
+    def mixed(self, shape: tuple[int, ...], path: str, layers: int, values: int) -> Any:
+        """A weight as llama.cpp's mix "Q4_K_M" has it: some are in Q6_K; `values`: rows of them.
+
+        Those are the table, and values and the way down of the first and last eighth of the layers
+        and of each third one between.
+        """
+        n, k, parts = math.prod(shape[:-1]), shape[-1], path.split(".")
+        layer = int(parts[1]) if parts[0] == "layers" else 0
+        finer = not layers // 8 <= layer < 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+        if parts[0] != "layers" or (parts[-1] == "down_proj" and finer):
+            return self.quantized((n, k), "q6_k")
+        if parts[-1] != "qkv" or not finer:
+            return self.quantized((n, k), "q4_k")
+        rest = self.quantized((n - values, k), "q4_k")
+        return Stacked((rest, self.quantized((values, k), "q6_k")))
 
 
 def fill(model: Module, device: ct.Device, dtype: DType, format: str = "", own: int = 0) -> None:
     """Give every parameter of a model random data on a device.
 
     Args:
-        dtype: of weights; format: "q8_0", "q4_0" or "q4_k" of those that may be quantised.
+        dtype: of weights; format: of those that may be quantised: MIXED, or as `quantized` takes it.
         own: layers with weights of their own, which the others share in turn; 0: all.
     """
     weights = Weights(device)
     kept: dict[tuple[str, int], Any] = {}
+    paths = [path.split(".") for path, _ in model.named_modules()]
+    layers = max((int(p[1]) + 1 for p in paths if p[0] == "layers" and len(p) > 1), default=0)
+    own *= format != MIXED
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
             if not isinstance(value, Parameter):
@@ -84,17 +114,22 @@ def fill(model: Module, device: ct.Device, dtype: DType, format: str = "", own: 
             layer = int(parts[1]) % own if own and parts[0] == "layers" else -1
             key = ".".join(parts[2:] if layer >= 0 else parts) + "." + name, layer
             if key not in kept:
-                kept[key] = _parameter(weights, module, path, name, value.shape, dtype, format)
+                kept[key] = _parameter(
+                    weights, module, path, name, value.shape, dtype, format, layers
+                )
             setattr(module, name, kept[key])
     device.synchronize()
 
 
 def _parameter(
     weights: Weights, module: Module, path: str, name: str, shape: tuple[int, ...], dtype: DType,
-    format: str,
+    format: str, layers: int,
 ) -> Any:  # fmt: skip
     if len(shape) == 1 or "norms" in path:
         return weights.vector(shape, name != "bias")
+    if format == MIXED and module.takes_planes(name):
+        values = getattr(module, "stacks", {}).get("v_proj", 0)
+        return weights.mixed(shape, path, layers, values)
     if format and module.takes_planes(name):
         return weights.quantized((math.prod(shape[:-1]), shape[-1]), format)
     return weights.matrix(shape, dtype)

@@ -68,7 +68,9 @@ def linear() -> list[Case]:
         cases.append(Case((In((18, 2 * k)), *planes(name, 11, 2), *more), every, ONE))
         if FORMATS[name].cores is not None:  # runs of columns, blocks of outputs, rows of x
             for m, n, width in ((1, 300, 1280), (8, 38, 1024), (16, 530, 1280)):
-                operands = (In((m, width)), *planes(name, n, width // k, "f16"))
+                blocks = width // k
+                blocks += blocks * FORMATS[name].planes[-1].length % 2  # factors in whole words
+                operands = (In((m, blocks * k)), *planes(name, n, blocks, "f16"))
                 cases.append(Case(operands, plain, ("f16", "bf16"), sweep=m == 16))
         for m, n, blocks in ((0, 3, 1), (3, 0, 1), (2, 3, 0)):
             cases.append(Case((In((m, blocks * k)), *planes(name, n, blocks)), plain))
