@@ -98,7 +98,7 @@ def fill(model: Module, device: ct.Device, dtype: DType, format: str = "", own: 
     """Give every parameter of a model random data on a device.
 
     Args:
-        dtype: of weights; format: of those that may be quantised: MIXED, or as `quantized` takes it.
+        dtype: of weights; format: of those that may be quantised, as `quantized` has it, or MIXED.
         own: layers with weights of their own, which the others share in turn; 0: all.
     """
     weights = Weights(device)
