@@ -14,6 +14,7 @@ import functools
 import gc
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.support.devices import DEVICES, GPU, WINDOWED, forget_programs, open_
 from tests.support.exclusive import exclusive
 
 EXCLUSIVE = exclusive()
+SLOW = ("simulator", "webgpu-minimum")
 
 # A first example compiles or imports, and other processes have the cores as well.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -69,6 +71,7 @@ def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "devices(*names): the devices that `device` stands for")
     config.addinivalue_line("markers", "first(name, *devices): these have its first value alone")
+    config.addinivalue_line("markers", "turns(*names): cases have these by turns, one each")
     config.addinivalue_line("markers", "alone: it measures time; under -n nothing runs beside it")
 
 
@@ -121,12 +124,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What a slow device has of a parameter is its first value; the others run with `-m sweep`.
 
     So of dtypes under minimum limits: limits choose kernels; what a dtype changes in them is seen
-    on the device with all its limits. Other tests say it by `first`.
+    on the device with all its limits. Other tests say it by `first`. Tasks, which are whole models,
+    run with `-m sweep` in the simulator and under minimum limits, where other devices have the
+    test; kernels and modules run there by themselves.
     """
     seen = set[tuple[str, ...]]()
     for item in items:
         call = getattr(item, "callspec", None)
         params = dict(call.params) if call else {}
+        if params.get("device") in SLOW and item.path.parent.name in ("tasks", "check"):
+            devices = item.get_closest_marker("devices")
+            if devices is None or set(devices.args) - set(SLOW):
+                item.add_marker("sweep")
         few = {("dtype", "webgpu-minimum")}
         few |= {(name, d) for m in item.iter_markers("first") for name, *on in [m.args] for d in on}
         names = [name for name, d in few if d == params.get("device") and name in params]
@@ -136,6 +145,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if case in seen:
                 item.add_marker("sweep")
             seen.add(case)
+    take_turns(items)
+
+
+def take_turns(items: list[pytest.Item]) -> None:
+    """Of `turns` a case has one combination of values, the next case the next one."""
+    values = defaultdict[str, dict[Any, int]](dict)
+    cases = defaultdict[str, dict[Any, int]](dict)
+    found = list[tuple[pytest.Item, int, int, dict[Any, int]]]()
+    for item in items:
+        marker, call = item.get_closest_marker("turns"), getattr(item, "callspec", None)
+        if marker is not None and call is not None:
+            test = item.nodeid.partition("[")[0]
+            value = tuple(str(call.params[name]) for name in marker.args)
+            case = tuple(str(v) for name, v in call.params.items() if name not in marker.args)
+            of_value = values[test].setdefault(value, len(values[test]))
+            of_case = cases[test].setdefault(case, len(cases[test]))
+            found.append((item, of_value, of_case, values[test]))
+    for item, of_value, of_case, every in found:
+        if of_case % len(every) != of_value:
+            item.add_marker("sweep")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -842,13 +842,17 @@ def test_results_are_right(case: Case) -> None:
     np.testing.assert_allclose(done.result, done.expected, rtol=near, atol=near)
 
 
-# Its kernels run in f32, and in f16 as "parts".
-LONG = {"topk-many parts-f16"}
+def is_again(case: Case) -> bool:
+    """Whether a case is one in f32 again, whose order of threads is no other."""
+    narrow = case.dtype in ("f16", "bf16")
+    return narrow and any(
+        (c.op, c.name, c.dtype, c.roomy) == (case.op, case.name, "f32", case.roomy) for c in CASES
+    )
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=[pytest.mark.sweep] * (str(c) in LONG), id=str(c)) for c in CASES],
+    [pytest.param(c, marks=[pytest.mark.sweep] * is_again(c), id=str(c)) for c in CASES],
 )
 def test_every_order_and_subgroup_gives_the_same(case: Case) -> None:
     for launch in seen(case).launches:
@@ -989,14 +993,14 @@ def assert_caught(launches: list[tuple[Case, Launch]], made: Mistakes, faults_on
 
 
 def test_removed_barriers_and_shifted_indices_are_caught() -> None:
-    """Barriers of every kernel, indices of one of each name; the test below has those of all."""
+    """Barriers of every kernel, some indices of one of each name; the test below has all."""
     names = set[str]()
     for launches, gone, moved in tried():
         assert_caught(launches, gone, faults_only=True)
         name = launches[0][1].ir.name
         if name not in names:
             names.add(name)
-            assert_caught(launches, moved, faults_only=False)
+            assert_caught(launches, moved[::2], faults_only=False)
 
 
 PARTS = 4  # so that processes can share them

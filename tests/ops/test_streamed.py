@@ -47,6 +47,7 @@ def call_of(
     return call
 
 
+@pytest.mark.turns("dtype", "y")
 @pytest.mark.parametrize(
     ("name", "n", "k", "gate", "extras"),
     [

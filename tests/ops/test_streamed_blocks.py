@@ -55,6 +55,7 @@ def filled(rng: np.random.Generator, spec: Spec) -> Array:
     return rng.standard_normal(spec.shape).astype(np.float32)
 
 
+@pytest.mark.turns("dtype")
 @pytest.mark.parametrize(
     ("format", "m", "n", "k", "extras"),
     [

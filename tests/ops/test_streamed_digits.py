@@ -26,6 +26,7 @@ from tests.support.launched import laid_out, op_form, parameters, result, rounde
 Array = np.ndarray[Any, Any]
 
 
+@pytest.mark.turns("dtype")
 @pytest.mark.parametrize(
     ("format", "n", "k", "extras"),
     [
@@ -82,6 +83,7 @@ def normed_of(
     return list(form.lower(caps).calls), specs
 
 
+@pytest.mark.turns("dtype")
 @pytest.mark.parametrize(
     ("format", "n", "k", "extras", "gate"),
     [

@@ -55,6 +55,7 @@ def call_of(*args: Any, **options: Any) -> Call:
     return product_of(*args, **options)[0]
 
 
+@pytest.mark.turns("dtype", "y")
 @pytest.mark.parametrize(
     ("m", "n", "k", "gate", "extras"),
     [

@@ -88,7 +88,16 @@ def table(extra: str, packages: dict[str, str]) -> str:
     return f"[{extra}] {len(packages)} packages, {total:.0f} MB: {', '.join(shown)}"
 
 
-@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_extras_together_bring_no_framework(wheel: Path) -> None:
+    """What people install; the test below has each by itself."""
+    every = ",".join(e for e in EXTRAS if e not in OURS_ALONE | {"cuda12"})
+    packages = resolve(f"{wheel}[{every}]")
+    assert {"numpy", "wgpu", "tokenizers", "pytest"} <= set(packages)
+    assert [name for name in packages if HEAVY.fullmatch(name)] == []
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("apart", [False, True])
 def test_every_extra_resolves_and_stays_small(
     wheel: Path, apart: bool, record_property: Callable[[str, object], None]
 ) -> None:
