@@ -152,7 +152,7 @@ def take_turns(items: list[pytest.Item]) -> None:
     """Of `turns` a case has one combination of values, the next case the next one."""
     values = defaultdict[str, dict[Any, int]](dict)
     cases = defaultdict[str, dict[Any, int]](dict)
-    found = list[tuple[pytest.Item, int, int, dict[Any, int]]]()
+    turns = list[tuple[pytest.Item, int, int, dict[Any, int]]]()
     for item in items:
         marker, call = item.get_closest_marker("turns"), getattr(item, "callspec", None)
         if marker is not None and call is not None:
@@ -161,8 +161,8 @@ def take_turns(items: list[pytest.Item]) -> None:
             case = tuple(str(v) for name, v in call.params.items() if name not in marker.args)
             of_value = values[test].setdefault(value, len(values[test]))
             of_case = cases[test].setdefault(case, len(cases[test]))
-            found.append((item, of_value, of_case, values[test]))
-    for item, of_value, of_case, every in found:
+            turns.append((item, of_value, of_case, values[test]))
+    for item, of_value, of_case, every in turns:
         if of_case % len(every) != of_value:
             item.add_marker("sweep")
 

@@ -17,7 +17,7 @@ from centella import lang
 from centella.dtypes import i8, u32
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.ops.attention.place import Place
+from centella.ops.attention.group_queries import GroupQueries
 from centella.ops.quant.numbers import number
 
 BLOCK = 64  # keys
@@ -52,11 +52,11 @@ class Lines:
     Args:
         masks: "blocks" among them where there are blocks.
         head: of keys and values.
-        place: where the group is, if its sequence may be one of many texts end to end.
+        group: its queries, if its sequence may be one of many texts end to end.
     """
 
     def __init__(
-        self, masks: dict[str, Any], b: Operand, head: Operand, place: Place | None = None
+        self, masks: dict[str, Any], b: Operand, head: Operand, group: GroupQueries | None = None
     ) -> None:
         self._table: Any = masks.get("blocks")
         self._scales: Any = masks.get("scales")
@@ -65,9 +65,9 @@ class Lines:
         if self._table is None:
             pairs = zip("kv", self._heads, strict=True)
             self._heads = [b * lang.parameter(f"{name}b", u32) + at for name, at in pairs]
-            if place is not None:
+            if group is not None:
                 pairs = zip("kv", self._heads, strict=True)
-                self._heads = [place.row(at, lang.parameter(f"{n}l", u32)) for n, at in pairs]
+                self._heads = [group.row(at, lang.parameter(f"{n}l", u32)) for n, at in pairs]
 
     def last(self, key: Operand, last: Operand) -> Any:
         """The last key up to `last` that has its row where `places(key)` says."""

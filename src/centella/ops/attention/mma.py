@@ -32,9 +32,9 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.ops.attention.copies import PER_CHUNK, Walk
+from centella.ops.attention.group_queries import GroupQueries, in_turn
 from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, share_of, sink_of
-from centella.ops.attention.place import Place, in_turn
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -175,7 +175,7 @@ def _attention_mma(
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.together)
     p = parameters(BY_HEAD)
-    at = Place(masks, in_turn(lang.group_id()), tile.queries)
+    at = GroupQueries(masks, in_turn(lang.group_id()), tile.queries)
     block, head, b = at.block, at.head, at.b
     lines = Lines(masks, b, head // p["share"], at)
     sight = Sight(masks, scoring, b, at.lq, at.lk)

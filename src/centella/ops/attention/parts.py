@@ -112,7 +112,7 @@ def part_of(sight: Sight, splits: Any, windowed: bool) -> tuple[Any, Any, Any]:
     return begin, part, lang.minimum(parts, splits) if windowed else parts
 
 
-class Place:
+class Results:
     """Where a part of a query leaves its results: `query` counts all of them, heads outermost."""
 
     def __init__(self, query: Any, split: Any) -> None:
@@ -171,9 +171,9 @@ class Work:
         """Whether there is such a row."""
         return row < self._queries - self._first
 
-    def results(self, row: Any) -> Place:
+    def results(self, row: Any) -> Results:
         """Where a row's part of the results goes."""
-        return Place(self._all + self._first + row, self.split)
+        return Results(self._all + self._first + row, self.split)
 
     def result(self, row: Any) -> Any:
         """Where a row of y begins."""
@@ -246,10 +246,10 @@ def _combine(
     for first in lang.range(team, used, lay.teams * lay.together):
         ahead = [first + n * lay.teams for n in range(lay.together)]
         there = [at < used for at in ahead]
-        places = [Place(query, lang.minimum(at, used - 1)) for at in ahead]
-        tops = [partial[place.stats] for place in places]
-        wholes = [partial[place.stats + 1] for place in places]
-        loaded = [partial.load(place.sums + lane * CHUNK) for place in places]
+        results = [Results(query, lang.minimum(at, used - 1)) for at in ahead]
+        tops = [partial[result.stats] for result in results]
+        wholes = [partial[result.stats + 1] for result in results]
+        loaded = [partial.load(result.sums + lane * CHUNK) for result in results]
         highest = reduce(lang.fmax, tops, high + 0.0)  # one that is not there is the last again
         weights = [lang.exp2(x - highest) for x in (high, *tops)]
         total *= weights[0]

@@ -16,9 +16,9 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
+from centella.ops.attention.group_queries import GroupQueries, in_turn
 from centella.ops.attention.lines import Lines, load_piece, piece_of
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, share_of, sink_of
-from centella.ops.attention.place import Place, in_turn
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -75,7 +75,7 @@ def _attention(
     words = -(-dim // 8) * 8
     parts = -(-dim // part)
     piece = lang.group_id() % parts
-    at = Place(masks, in_turn(lang.group_id() // parts), THREADS * queries)
+    at = GroupQueries(masks, in_turn(lang.group_id() // parts), THREADS * queries)
     head, b = at.head, at.b
     lines = Lines(masks, b, head // p["share"], at)
     sight = Sight(masks, scoring, b, at.lq, at.lk)

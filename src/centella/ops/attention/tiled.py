@@ -21,9 +21,9 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
+from centella.ops.attention.group_queries import GroupQueries, in_turn
 from centella.ops.attention.lines import Lines
 from centella.ops.attention.masks import Scoring, Sight, bounded, product_scale, share_of, sink_of
-from centella.ops.attention.place import Place, in_turn
 from centella.ops.attention.problem import (
     BY_HEAD,
     AttentionAttrs,
@@ -46,7 +46,7 @@ def _attention(
     q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     p = parameters(BY_HEAD)
-    at = Place(masks, in_turn(lang.group_id()), tile.bq)
+    at = GroupQueries(masks, in_turn(lang.group_id()), tile.bq)
     head, b = at.head, at.b
     block = at.block if at.begin is not None else p["blocks"] - 1 - at.block
     first = block * tile.bq  # of causal queries the last have most to do

@@ -6,8 +6,8 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import u32
+from centella.ops.attention.group_queries import GroupQueries, Same, in_turn, longest_first
 from centella.ops.attention.masks import Scoring, Sight
-from centella.ops.attention.place import Place, Same, in_turn, longest_first
 from centella.ops.attention.problem import parameters
 from centella.ops.attention.wgmma_tile import WgmmaTile
 
@@ -54,7 +54,7 @@ class Work:
     ) -> None:  # fmt: skip
         self.tile: WgmmaTile = tile
         self.windowed: bool = scoring.windowed
-        self.at: Place = Place(masks, block, tile.queries, same)
+        self.at: GroupQueries = GroupQueries(masks, block, tile.queries, same)
         self.sight: Sight = Sight(masks, scoring, self.at.b, self.at.lq, self.at.lk, same)
         self.first: Any = self.at.block * tile.queries
         self.seen: Any = self.sight.until(self.first + tile.queries)

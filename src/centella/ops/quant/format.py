@@ -52,7 +52,7 @@ class Plane(Struct, frozen=True):
         return f"{self.what}{f' {self.dtype.name}' if self.dtype else ''} {along}"
 
 
-class Place(Struct, frozen=True):
+class Elements(Struct, frozen=True):
     """The elements of a weight at a row, from a column on, as a kernel sees them."""
 
     format: Format
@@ -71,7 +71,7 @@ class Place(Struct, frozen=True):
         return self.planes[index][at]
 
 
-def scale_and_low(at: Place) -> tuple[Any, Any | None]:
+def scale_and_low(at: Elements) -> tuple[Any, Any | None]:
     """What the planes of these names have."""
     names = [plane.name for plane in at.format.planes]
     low = at.value(names.index("low")) if "low" in names else None
@@ -129,16 +129,16 @@ class Format(Struct, frozen=True, eq=False):
         name: as `ct.quantize` takes it.
         block: elements along k that share factors; 1: those of a row do.
         planes: the first has bytes, its rows are read in chunks.
-        numbers: `numbers(words, place)`: in a kernel, what the four words of a step stand for, as
+        numbers: `numbers(words, at)`: in a kernel, what the four words of a step stand for, as
             f32, in the order of k.
         decode: `decode(*planes)`: the weight [n, k] in NumPy, in the float type of the factors.
         encode: `encode(op, weight)`: the planes of a float32 array [n, k]; None where there is no
             quantiser. `op` is who asks, for errors.
         from_blocks: the planes of the blocks of a GGUF file, uint8 [rows, blocks, bytes]; None
             where files have no such blocks.
-        few: `few(values, half, place)`: `numbers` of a few bytes, which are integers; of those with
+        few: `few(values, half, at)`: `numbers` of a few bytes, which are integers; of those with
             two elements each, the low (0) or high (1) halves. For CPUs, whose kernels are loops.
-        factors: `factors(place)`: in a kernel, the factor of a step's numbers, and what is added to
+        factors: `factors(at)`: in a kernel, the factor of a step's numbers, and what is added to
             their products with it, or None; default: what the planes "scale" and "low" have.
         outs: outputs of a thread of the product of few rows, where its numbers need so many
             registers that more would spill; 0: as many as those of bytes.
@@ -148,12 +148,12 @@ class Format(Struct, frozen=True, eq=False):
     name: str
     block: int
     planes: tuple[Plane, ...]
-    numbers: Callable[[list[Any], Place], list[Any]]
+    numbers: Callable[[list[Any], Elements], list[Any]]
     decode: Callable[..., Array]
     encode: Callable[[str, Array], tuple[Array, ...]] | None = None
     from_blocks: Callable[[Array], tuple[Array, ...]] | None = None
-    few: Callable[[list[Any], int, Place], list[Any]] | None = None
-    factors: Callable[[Place], tuple[Any, Any | None]] = scale_and_low
+    few: Callable[[list[Any], int, Elements], list[Any]] | None = None
+    factors: Callable[[Elements], tuple[Any, Any | None]] = scale_and_low
     outs: int = 0
     cores: Cores | None = None
 

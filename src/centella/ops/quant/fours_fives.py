@@ -12,7 +12,7 @@ import numpy as np
 
 from centella.dtypes import Array, u8, u32
 from centella.lang.values import Expr
-from centella.ops.quant.format import Cores, Format, Place, Plane, factors_of_blocks
+from centella.ops.quant.format import Cores, Elements, Format, Plane, factors_of_blocks
 from centella.ops.quant.host import (
     above_least,
     bit_words,
@@ -61,10 +61,10 @@ def _format(bits: int, least: bool) -> Format:
         *more, stored = fields(raw, *kinds, "16u1")
         return (stored, *more[1 + least :], *more[: 1 + least])
 
-    def numbers_of(words: list[Expr], at: Place) -> list[Expr]:
+    def numbers_of(words: list[Expr], at: Elements) -> list[Expr]:
         return fives(words, at.value(1), zero) if fifth else nibbles(words, zero)
 
-    def few(values: list[Expr], half: int, at: Place) -> list[Expr]:
+    def few(values: list[Expr], half: int, at: Elements) -> list[Expr]:
         if fifth:
             return few_fives(values, half, at.value(1), at.column, float(zero))
         return less(halves(values, half), float(zero))

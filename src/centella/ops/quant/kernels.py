@@ -29,7 +29,7 @@ from centella.ops.matmul.repack import copied_whole
 from centella.ops.matmul.sums import SUBGROUP, Thin, finish, when
 from centella.ops.matmul.thin import PARTIAL, Rows, reserve, thin_of, together_of
 from centella.ops.quant.dequantize import DequantizeAttrs
-from centella.ops.quant.format import CHUNK, SYMBOLS, Format, Place
+from centella.ops.quant.format import CHUNK, SYMBOLS, Elements, Format
 from centella.ops.quant.table import FORMATS
 from centella.ops.rows import fold
 from centella.specs import Caps, Spec
@@ -85,7 +85,7 @@ def _walk(
 
     def load(step: Operand) -> tuple[list[Any], list[Any], list[Any]]:
         column = step * kind.step
-        places = [Place(kind, planes, row, column) for planes, row in outs]
+        places = [Elements(kind, planes, row, column) for planes, row in outs]
         ws = [kind.numbers(at.planes[0].load_bits(at.row * p["ldw"] + step * CHUNK), at)
               for at in places]  # fmt: skip
         factors = [kind.factors(at) for at in places]
@@ -125,7 +125,7 @@ def _walk_bytes(
     assert few is not None
     for at in lang.range(lane * span, p["k"] // halves, tile.lanes * span):
         column = at // CHUNK * kind.step + at % CHUNK if halves > 1 else at
-        steps = [Place(kind, planes, row, column) for planes, row in outs]
+        steps = [Elements(kind, planes, row, column) for planes, row in outs]
         stored = [[planes[0].load_word(row * p["ldw"] + (at + j)) for j in range(0, span, 4)]
                   for planes, row in outs]  # fmt: skip
         factors = [kind.factors(step) for step in steps]
@@ -209,7 +209,7 @@ def _decoded(
 ) -> tuple[Expr, list[Expr]]:
     """The column of a row's step, and its elements; `vector`: rows start on 16 bytes."""
     column = chunk * kind.step
-    at = Place(kind, planes, row, column)
+    at = Elements(kind, planes, row, column)
     start = row * lang.parameter("ldw", u32)
     if vector:
         loaded = planes[0].load_bits(start + chunk * CHUNK)

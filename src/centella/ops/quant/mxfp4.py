@@ -12,7 +12,7 @@ import numpy as np
 from centella import lang
 from centella.dtypes import Array, f32, u8, u32
 from centella.lang.values import Expr, Operand
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Elements, Format, Plane
 from centella.ops.quant.host import fields, scaled, unpacked
 from centella.ops.quant.numbers import halves, small
 
@@ -35,12 +35,12 @@ def from_blocks(raw: Array) -> tuple[Array, ...]:
     return stored, exponents
 
 
-def numbers(words: list[Expr], at: Place) -> list[Expr]:
+def numbers(words: list[Expr], at: Elements) -> list[Expr]:
     """Twice the floats."""
     return [_twice(w >> 8 * j + half & 15) for half in (0, 4) for w in words for j in range(4)]
 
 
-def few(values: list[Expr], half: int, at: Place) -> list[Expr]:
+def few(values: list[Expr], half: int, at: Elements) -> list[Expr]:
     """The same of neighbouring bytes."""
     return [_twice(lang.bitcast(v, u32)) for v in halves(values, half)]
 
@@ -51,7 +51,7 @@ def _twice(bits: Operand) -> Expr:
     return lang.select(bits < 8, value, -value)
 
 
-def factors_of(at: Place) -> tuple[Expr, None]:
+def factors_of(at: Elements) -> tuple[Expr, None]:
     """In a kernel: 2^(exponent - 128)."""
     exponent = lang.bitcast(at.value(1), u32)
     return lang.bitcast(

@@ -93,7 +93,7 @@ def numbers_with_high(words: list[Expr], at: Any, bits: int, zero: int) -> list[
 
 
 def few_with_high(values: list[Expr], half: int, at: Any, bits: int, zero: float) -> list[Expr]:
-    """The same of neighbouring bytes, of which the first has the place's column."""
+    """The same of neighbouring bytes, of which the first has the column `at`."""
     highs = _highs(at, bits, at.column % 16 // 4, len(values) // 4)
     each = [h >> 8 * j + bits * half & (1 << bits) - 1 for h in highs for j in range(4)]
     low = halves(values, half)
@@ -101,7 +101,7 @@ def few_with_high(values: list[Expr], half: int, at: Any, bits: int, zero: float
 
 
 def _highs(at: Any, bits: int, first: Any, count: int) -> list[Any]:
-    """Words of the second plane, the fields of the place's 32 numbers lowest."""
+    """Words of the second plane, the fields of the 32 numbers at a column lowest."""
     groups = 4 // bits  # in a chunk of four words
     group = at.column // 32
     start = group % (at.format.block // 32) // groups * 4 + first

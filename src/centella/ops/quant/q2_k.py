@@ -10,7 +10,7 @@ from centella import lang
 from centella.dtypes import Array, f32, u8
 from centella.lang.values import Expr
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Elements, Format, Plane
 from centella.ops.quant.host import fields, in_blocks, scaled, slices
 from centella.ops.quant.numbers import field, less
 
@@ -32,7 +32,7 @@ def from_blocks(raw: Array) -> tuple[Array, ...]:
     return regroup.quarters(numbers), levels, factors
 
 
-def numbers(words: list[Expr], at: Place) -> list[Expr]:
+def numbers(words: list[Expr], at: Elements) -> list[Expr]:
     """The elements themselves: numbers of a step have several factors."""
     values = []
     for part in range(4):
@@ -42,13 +42,13 @@ def numbers(words: list[Expr], at: Place) -> list[Expr]:
     return values
 
 
-def few(values: list[Expr], part: int, at: Place) -> list[Expr]:
+def few(values: list[Expr], part: int, at: Elements) -> list[Expr]:
     """The same of neighbouring bytes."""
     scale, low = _levels(at, part)
     return [lang.fma(v, scale, low) for v in less([v >> 2 * part & 3 for v in values], 0.0)]
 
 
-def _levels(at: Place, part: int) -> tuple[Expr, Expr]:
+def _levels(at: Elements, part: int) -> tuple[Expr, Expr]:
     """The factor of 16 numbers, and what is added."""
     both = at.value(1, at.column // 16 % 16 + part)
     scale = at.value(2, 0) * lang.cast(both & 15, f32)

@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
 from centella.lang.values import Expr
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Format, Place, Plane
+from centella.ops.quant.format import Elements, Format, Plane
 from centella.ops.quant.host import (
     bits_of,
     fields,
@@ -47,7 +47,7 @@ def from_blocks(raw: Array) -> tuple[Array, ...]:
     return regroup.quarters(low), regroup.bit_words(high), levels, scale
 
 
-def numbers(words: list[Expr], at: Place) -> list[Expr]:
+def numbers(words: list[Expr], at: Elements) -> list[Expr]:
     """Low bits with their third ones, each 16 times their factor."""
     values, highs = [], [_high(at, part) for part in (0, 2)]
     for part in range(4):
@@ -57,18 +57,18 @@ def numbers(words: list[Expr], at: Place) -> list[Expr]:
     return values
 
 
-def few(values: list[Expr], part: int, at: Place) -> list[Expr]:
+def few(values: list[Expr], part: int, at: Elements) -> list[Expr]:
     """The same of neighbouring bytes."""
     high, level = _high(at, part) >> at.column % 16 + 16 * (part % 2), _level(at, part)
     whole = [v >> 2 * part & 3 | (high >> i & 1) << 2 for i, v in enumerate(values)]
     return [v * level for v in less(whole, 4.0)]
 
 
-def _high(at: Place, part: int) -> Any:
+def _high(at: Elements, part: int) -> Any:
     return at.value(1, at.column // GROUP % 4 * 2 + part // 2)
 
 
-def _level(at: Place, part: int) -> Expr:
+def _level(at: Elements, part: int) -> Expr:
     return lang.cast(at.value(2, at.column // 16 % 16 + part), f32)
 
 

@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import Array, f32, u8
 from centella.lang.values import Expr
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Cores, Format, Place, Plane, Run
+from centella.ops.quant.format import Cores, Elements, Format, Plane, Run
 from centella.ops.quant.host import fields, in_blocks, scaled, unpacked
 from centella.ops.quant.numbers import halves, halves_of_bytes, less, nibbles, times_bytes
 
@@ -41,7 +41,7 @@ def decode_levels(numbers: Array, levels: Array, factors: Array) -> Array:
     return scaled(numbers, scale.reshape(shape), -low.reshape(shape))
 
 
-def factors_of(at: Place) -> tuple[Expr, Expr]:
+def factors_of(at: Elements) -> tuple[Expr, Expr]:
     """In a kernel: the factor of 32 numbers, and what is added."""
     names = [plane.name for plane in at.format.planes]
     levels, factors = names.index("levels"), names.index("factors")

@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
 from centella.lang.values import Expr, Operand
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Cores, Format, Place, Plane, Run
+from centella.ops.quant.format import Cores, Elements, Format, Plane, Run
 from centella.ops.quant.host import fields, high_bits, scaled_twice, unpacked
 from centella.ops.quant.numbers import FLIP, few_with_high, field, numbers_with_high
 
@@ -35,20 +35,20 @@ def from_blocks(raw: Array) -> tuple[Array, ...]:
     return regroup.nibbles(low, 64), regroup.pairs_of_bits(high), levels, scale
 
 
-def numbers(words: list[Expr], at: Place) -> list[Expr]:
+def numbers(words: list[Expr], at: Elements) -> list[Expr]:
     """Numbers, each 16 times their factor."""
     levels = [_level(at, half) for half in (0, 1)]
     values = numbers_with_high(words, at, 2, 32)
     return [v * levels[i // 16] for i, v in enumerate(values)]
 
 
-def few(values: list[Expr], half: int, at: Place) -> list[Expr]:
+def few(values: list[Expr], half: int, at: Elements) -> list[Expr]:
     """The same of neighbouring bytes."""
     level = _level(at, half)
     return [v * level for v in few_with_high(values, half, at, 2, 32.0)]
 
 
-def _level(at: Place, half: int) -> Expr:
+def _level(at: Elements, half: int) -> Expr:
     return lang.cast(at.value(2, at.column // 16 % 16 + half), f32)
 
 

@@ -42,11 +42,11 @@ def longest_first(number: Any) -> tuple[Any, Any]:
     return p["blocks"] - 1 - rank, first + (rest - rank * size)
 
 
-class Place:
-    """Where a group of a kernel is that has `queries` of a head.
+class GroupQueries:
+    """The queries of a head that a group of a kernel has, so many at a time.
 
     Args:
-        group: its block, and its pair of sequence and head.
+        group: its block, and its pair of sequence and head; queries: of a block.
         same: makes uniform what all threads that ask have in common.
 
     Attributes:
