@@ -121,7 +121,8 @@ def high_bits(words: Array, bits: int) -> Array:
     Byte m of a chunk has those of numbers m, 16 + m, 32 + m and so on, the first lowest.
     """
     n, count = words.shape
-    chunks = words.astype("<u4", copy=False).view(np.uint8).reshape(n, count // 4, 1, 16)
+    bytes_ = np.ascontiguousarray(words, "<u4").view(np.uint8)  # planes may have any layout
+    chunks = bytes_.reshape(n, count // 4, 1, 16)
     fields = chunks >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & (1 << bits) - 1
     return fields.reshape(n, count * 32 // bits).astype(np.int8)
 
