@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from centella.dtypes import DType, bf16, f16, f32, i8, u8
+from centella.dtypes import DType, bf16, f16, f32, i8, u8, u32
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
@@ -47,9 +47,9 @@ def product_of(
 
 
 def filled(rng: np.random.Generator, spec: Spec) -> Array:
-    """Random numbers of a dtype: all of bytes, small ones of floats."""
-    if spec.dtype is u8:
-        return rng.integers(0, 256, spec.shape).astype(np.uint8)
+    """Random numbers of a dtype: all of bytes and words, small ones of floats."""
+    if spec.dtype in (u8, u32):
+        return rng.integers(0, 256**spec.dtype.itemsize, spec.shape, spec.dtype.numpy)
     if spec.dtype is i8:
         return rng.integers(-128, 128, spec.shape).astype(np.int8)
     return rng.standard_normal(spec.shape).astype(np.float32)
@@ -106,6 +106,7 @@ def compare_with_float64(
     wanted = np.maximum(0.5 * (exact[0] @ weight.T) + vectors.get("bias", 0), 0)
     wanted = wanted + vectors.get("residual", 0)
     size = np.abs(wanted).max()
+    wanted = rounded(wanted, specs[-1].dtype)  # beyond f16 an infinity
     np.testing.assert_allclose(result(call, words), wanted, rtol=1e-5, atol=tolerance * size)
 
 
@@ -123,7 +124,9 @@ def test_which_products_are_streamed() -> None:
     assert name(4, dtype=f32) == "linear_blocks"
     assert name(4, k=96) == "linear_blocks"  # no whole run
     assert name(4, factors=f32) == "linear_blocks"
-    assert name(4, format="q5_0") == "linear_blocks"  # fifth bits
+    assert name(4, format="q5_0") == "linear_blocks"  # fifth bits of blocks of 32
+    assert name(4, format="q6_k") == name(4, format="q5_k") == "streamed_blocks"
+    assert name(4, k=768, format="q6_k") == "linear_blocks"  # factors in no whole words
     assert name(17) != "streamed_blocks"
 
 

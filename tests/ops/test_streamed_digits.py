@@ -159,7 +159,9 @@ def test_which_products_have_digits() -> None:
         calls, _ = product_of(format, m, 64, k, forced=False, **options)
         return str(calls[-1].kernel.name)
 
-    assert name() == name(format="q4_k") == "streamed_digits"
+    every = {name(format=format) for format in ("q8_0", "q4_k", "q5_k", "q6_k")}
+    assert every == {"streamed_digits"}
+    assert name(k=768, format="q6_k") == "linear_blocks"  # factors in no whole words
     assert {name(k=96), name(factors=f32), name(dtype=f32), name(format="q5_0"),
             name(k=32768), name(caps=Caps("ir"))} == {"linear_blocks"}  # fmt: skip
     x, planes = make_spec((2, 256), bf16, 16), FORMATS["q8_0"].planes

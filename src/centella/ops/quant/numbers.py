@@ -88,8 +88,8 @@ def with_high(word: Operand, high: Operand, bits: int, field: int = 0) -> list[A
 def numbers_with_high(words: list[Expr], at: Any, bits: int, zero: int) -> list[Expr]:
     """A step's nibbles with what the second plane has above them, less `zero`, as f32."""
     highs = _highs(at, bits, 0, len(words))
-    halves = zip(*(with_high(w, h, bits) for w, h in zip(words, highs, strict=True)), strict=True)
-    return [field(w, 8 * j, 255, zero) for half in halves for w in half for j in range(4)]
+    pairs = [with_high(w, h, bits) for w, h in zip(words, highs, strict=True)]
+    return [field(pair[i], 8 * j, 255, zero) for i in (0, 1) for pair in pairs for j in range(4)]
 
 
 def few_with_high(values: list[Expr], half: int, at: Any, bits: int, zero: float) -> list[Expr]:

@@ -65,7 +65,7 @@ def bit_words(raw: Array) -> Array:
 
     uint8 [rows, bytes] to u32 [rows, bytes / 4].
     """
-    squares = _transposed(raw.view("<u8"), BITS)
+    squares = _transposed(raw.view("<u8"))
     return _words(squares.view(np.uint8).reshape(len(raw), raw.shape[1] // 32, 4, 8))
 
 
@@ -105,10 +105,10 @@ def _in_chunks(raw: Array, bits: int, fields: tuple[tuple[int, int], ...]) -> Ar
     return chunks.view("<u4").astype(np.uint32, copy=False).reshape(len(raw), raw.shape[1] // 4)
 
 
-def _transposed(squares: Array, rounds: tuple[tuple[int, int], ...]) -> Array:
+def _transposed(squares: Array) -> Array:
     """Words that are square matrices of fields, transposed (Warren, Hacker's Delight, 7-3)."""
     kind: Any = squares.dtype.type
-    for distance, mask in rounds:
+    for distance, mask in BITS:
         other = (squares ^ squares >> kind(distance)) & kind(mask)
         squares = squares ^ other ^ other << kind(distance)
     return squares
