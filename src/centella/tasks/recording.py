@@ -68,12 +68,21 @@ class Recording:
         known = None if self._ended else self.stream.duration
         return known or self.stream.position / RATE
 
-    def speech_from(self, frame: int) -> int:
-        """The first frame from one on where somebody speaks; -1: nobody does."""
+    @property
+    def by_region(self) -> bool:
+        """Whether a window has one region: the text of what is live waits for no other speech."""
+        return self.stream.live and not self.everything
+
+    def next_window(self, frame: int) -> Window | None:
+        """The window that begins where somebody speaks, at a frame or later; None: nobody does."""
         if self.everything:
-            return frame
-        later = (max(frame, int(a * 100)) for a, b in self._ended_regions() if b * 100 > frame)
-        return next(later, -1)
+            return self.window(frame)
+        for start, end in self._ended_regions():
+            if start < end and end * 100 > frame:
+                first = max(frame, int(start * 100))
+                rest = int(np.ceil(end * 100)) - first if self.by_region else self.frames
+                return self.window(first, min(self.frames, rest))
+        return None
 
     def window(self, start: int, frames: int | None = None) -> Window | None:
         """The window that begins at a frame, not before that of the last call; None at the end."""
@@ -127,12 +136,22 @@ class Recording:
             at += self.frames
 
     def _ended_regions(self) -> Iterator[Region]:
-        """Each region, once its end is known."""
-        index = 0
-        while index < len(self._regions) or (self._detector is not None and self._more()):
+        """Each region, once its end is known; an empty one: those to come begin there or later.
+
+        What lies a window or more before an empty one is forgotten: silence needs no memory.
+        """
+        index, quiet = 0, 0.0
+        while True:
             if index < len(self._regions):
                 yield self._regions[index]
                 index += 1
+                continue
+            self._forget(round(quiet * RATE) - self.frames * HOP)
+            if self._detector is None or not self._more():
+                return
+            if index == len(self._regions):
+                quiet = self._detector.settled
+                yield quiet, quiet
 
     def _more(self) -> bool:
         """Read a block; False at the end, which a fault is too."""
@@ -167,14 +186,18 @@ class Recording:
 
 
 def joined(regions: Iterable[Region], longest: float) -> Iterator[Region]:
-    """Regions that follow one another made one while that is no longer than a window."""
+    """Regions that follow one another made one while that is no longer than a window.
+
+    Args:
+        regions: in order; an empty one says that those after it begin there or later.
+    """
     last: Region | None = None
     for start, end in regions:
         if last and end - last[0] <= longest:
-            last = (last[0], end)
+            last = (last[0], end) if start < end else last
             continue
         if last:
             yield last
-        last = (start, end)
+        last = (start, end) if start < end else None
     if last:
         yield last

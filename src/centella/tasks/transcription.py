@@ -37,6 +37,7 @@ Ids = list[int]
 Aligned = tuple[Array, Array]  # attention and probabilities of a text, as `SpeechSession.aligned`
 Progress = Callable[[float, float], object]
 BATCH = 8  # windows at once, of files longer than one whose regions of speech are found
+REST = 50  # frames: less of a region after its last segment is what was added to its speech
 HOT = 0.5  # a text above this temperature is not told to the next window
 
 
@@ -129,10 +130,7 @@ class _Work:
     def _one_by_one(self, decoding: Decoding) -> Iterator[Segment]:
         """Each window begins where the last segment of the one before ends."""
         at, timed, session = 0, self._options.timestamps != "none", decoding.session
-        while (at := self._recording.speech_from(at)) >= 0:
-            window = self._recording.window(at)
-            if window is None:
-                return
+        while (window := self._recording.next_window(at)) is not None:
             self._listen(session, [window])
             (attempt,) = self._attempts(decoding, 1)
             step = window.frames
@@ -141,11 +139,14 @@ class _Work:
                 cuts = _all(attempt.tokens, first_time, window.frames)
                 if timed:
                     cuts, step = cut(attempt.tokens, first_time, window.frames)
+                    if self._recording.by_region and window.frames - step < REST:
+                        step = window.frames
+                        cuts = cut_all(attempt.tokens, first_time, step)
                 cuts = self._with_text(cuts, window)
                 aligned = next(self._aligned(session, {0: attempt.tokens}))
                 yield from self._told(window, attempt, cuts, aligned)
                 self._remember(attempt, cuts)
-            at += max(step, FRAMES_A_STEP)
+            at = window.start + max(step, FRAMES_A_STEP)
             self._tell(at)
 
     def _together(self, decoding: Decoding) -> Iterator[Segment]:
