@@ -26,7 +26,7 @@ from centella.audio.source import Source
 from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
 from centella.runtime.pending import Pending
 from centella.tasks.recording import Recording, Window, joined
-from centella.tasks.speech_options import Options
+from centella.tasks.speech_options import Options, SpeechConfig
 from centella.tasks.speech_session import SpeechSession
 from centella.tasks.transcribe import Transcriber
 from centella.tasks.transcription import Decoding, Transcription
@@ -579,6 +579,19 @@ def test_english_alone() -> None:
     for wrong in wrongs:
         with pytest.raises(ShapeError, match="the model has English alone"):
             model.transcribe(sound(1), **wrong)
+
+
+@pytest.mark.parametrize(("size", "codes"), [(51864, []), (51865, ["en", "de"])])
+def test_a_model_whose_folder_does_not_say_its_languages(
+    size: int, codes: list[str], tmp_path: Path
+) -> None:
+    """Tokenizers of English alone name the tokens of languages too: the size tells them apart."""
+    names = ["endoftext", "startoftranscript", "en", "de", "translate", "transcribe", "startofprev"]
+    named = {f"<|{name}|>": 50256 + i for i, name in enumerate([*names, "notimestamps"])}
+    (tmp_path / "config.json").write_text("{}")
+    vocabulary = SpeechConfig.from_folder(tmp_path, size, named).vocabulary
+    assert list(vocabulary.languages) == codes
+    assert list(vocabulary.tasks) == (["transcribe", "translate"] if codes else [])
 
 
 def test_a_transcript_is_no_mapping() -> None:

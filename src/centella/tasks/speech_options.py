@@ -27,6 +27,7 @@ TIMES = ("none", "segment", "word")
 DETECTORS = ("auto", "silero", "energy", "off")
 VAD_MODEL = "CENTELLA_VAD_MODEL"  # environment variable: the file if no argument names one
 MOST_WINDOWS = 256  # at once
+ENGLISH_SIZE = 51864  # tokens of released models of English alone; theirs have those of languages
 SHOWN = 12  # codes of languages that an error names
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Regions = Sequence[tuple[float, float]]
@@ -316,7 +317,7 @@ class SpeechConfig(Struct, frozen=True):
 
         no_timestamps = token("no_timestamps_token_id", "notimestamps")
         languages = _table(file, values, "lang_to_id", size)
-        if not languages and values.get("is_multilingual", True):
+        if not languages and values.get("is_multilingual", size != ENGLISH_SIZE):
             codes = {n: i for n, i in named.items() if re.fullmatch(r"<\|[a-z]{2,3}\|>", n)}
             languages = {name.strip("<|>"): i for name, i in codes.items()}
         tasks = _table(file, values, "task_to_id", size) if languages else {}
