@@ -123,6 +123,7 @@ H100 = {  # file, bench, first of the shape, who has the second number
     "40 000": ("several", "encode on several, f16", 40000, "cuda:0"),
     "Qwen3 0.6B, first": ("first", "qwen3-0.6b, first token, again", 1, "transformers"),
     "Qwen3 4B, first": ("first", "qwen3-4b, first token, again", 1, "transformers"),
+    "the same, first text": ("first-text", "whisper-tiny, first text, again", 1, "transformers"),
 }
 FLOOR = {
     "feed-forward layers of Qwen3-4B": (floor("ffn: programs compiled in all", FFN),),
