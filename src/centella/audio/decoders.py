@@ -49,6 +49,7 @@ def open_coded(name: str, path: str | None, file: IO[bytes]) -> Source:
     raise AudioError(f"{name}: expected audio; {'; '.join(reasons)}")
 
 
+_UNDECODED = 7  # of libsndfile, of an mp3 without a frame; it says that there is no such file
 _NO_SOUNDFILE = "soundfile is not installed (pip install 'centella[audio]')"
 _NO_PYAV = "PyAV, for m4a, mp4, webm and others, is not installed (pip install 'centella[av]')"
 _NO_FFMPEG = "ffmpeg, which reads them too, is not on the PATH"
@@ -69,6 +70,8 @@ def _soundfile(name: str, _: str | None, file: IO[bytes]) -> Source | str | None
     try:
         opened = Forward(cast(BinaryIO, file))
     except soundfile.SoundFileError as error:
+        if getattr(error, "code", None) == _UNDECODED:
+            return "soundfile: no whole frame"
         return f"soundfile: {getattr(error, 'error_string', error)}"
     if not opened.frames:
         opened.close()
