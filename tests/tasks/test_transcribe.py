@@ -375,8 +375,8 @@ def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path:
     assert [round(t) for region in regions for t in region] == [3, 5, 8, 12]
     how: dict[str, Any] = {**QUIET, "language": "de", "batch": batch, "timestamps": "word"}
     del how["vad"]
-    whole, pieces = samples, np.array_split(samples, 29)
-    expected = [model.transcribe(x, regions=regions, **how).segments for x in (whole, pieces)]
+    sources: list[Any] = [samples, np.array_split(samples, 29)]  # whole, and as it is recorded
+    expected = [model.transcribe(x, regions=regions, **how).segments for x in sources]
     assert (expected[0] == expected[1]) == (batch > 1)
     assert all({w.start // 4 for s in found for w in s.words} >= {0, 2} for found in expected)
     network = SileroModel(path)
@@ -386,7 +386,7 @@ def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path:
         (network, "auto"),
         (network, "silero"),
     ):
-        for given, segments in zip((whole, pieces), expected, strict=True):
+        for given, segments in zip(sources, expected, strict=True):
             found = model.transcribe(given, vad=vad, vad_model=named, **how)
             assert found.segments == segments
 
