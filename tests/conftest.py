@@ -70,7 +70,7 @@ def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "devices(*names): the devices that `device` stands for")
-    config.addinivalue_line("markers", "first(name, *devices): these have its first value alone")
+    config.addinivalue_line("markers", "first(name, *devices): these (or all) have its first value")
     config.addinivalue_line("markers", "turns(*names): cases have these by turns, one each")
     config.addinivalue_line("markers", "alone: it measures time; under -n nothing runs beside it")
 
@@ -127,7 +127,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     So of dtypes under minimum limits: limits choose kernels; what a dtype changes in them is seen
     on the device with all its limits. Other tests say it by `first`. Tasks, which are whole models,
     run with `-m sweep` in the simulator and under minimum limits, where other devices have the
-    test; kernels and modules run there by themselves.
+    test, and with other values than the first on a software adapter; kernels and modules run there
+    by themselves.
     """
     seen = set[tuple[str, ...]]()
     for item in items:
@@ -140,6 +141,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         few = {("dtype", "webgpu-minimum")}
         few |= {(name, d) for m in item.iter_markers("first") for name, *on in [m.args] for d in on}
         names = [name for name, d in few if d == params.get("device") and name in params]
+        names += [m.args[0] for m in item.iter_markers("first") if len(m.args) == 1]
+        if params.get("device") == "webgpu" and item.path.parent.name == "tasks":
+            names += params.keys() - {"device"}
         if names:
             kept = (str(value) for name, value in params.items() if name not in names)
             case = (item.nodeid.partition("[")[0], *kept)

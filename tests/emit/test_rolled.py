@@ -27,7 +27,11 @@ OTHER = Caps("wgsl", max_shared=32 << 10, max_workgroup=1024, family="intel")
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("matmul", "f32"), ("linear", "f16"), ("linear", "f32"), ("attention", "f32")],
+    [
+        ("matmul", "f32"),
+        ("linear", "f16"),
+        *(pytest.param(name, "f32", marks=pytest.mark.sweep) for name in ("linear", "attention")),
+    ],
 )
 def test_every_case_in_the_simulator(name: str, dtype: str) -> None:
     """Which reports reads out of bounds and races; lavapipe runs the same kernels."""

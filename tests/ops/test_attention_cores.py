@@ -352,6 +352,7 @@ CAPPED: dict[str, Any] = {**SIGHT, "softcap": 50.0}
 
 
 @needs_ptxas
+@pytest.mark.turns("arch")
 @TILES
 @ARCHS
 def test_tiles_stay_in_registers(dim: int, tile: MmaTile, arch: str, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_lengths_compile_and_plan_nothing(device: ct.Device) -> None:
         led.expect(launches=1, **({"compiles": 0, "plans": 0} if n else {}))
 
 
+@pytest.mark.turns("dtype")
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("variant", ["mma", "wgmma"])

@@ -77,6 +77,7 @@ def test_masks_and_sizes(name: str) -> None:
     planned("wgmma", shape, f16, tile, **masks).check()
 
 
+@pytest.mark.turns("resident")
 @pytest.mark.parametrize("resident", [1, 2, 3])
 @pytest.mark.parametrize("name", ["lengths, causal", "window", "softcap, sinks", "two panels"])
 def test_groups_take_tiles_in_turn(name: str, resident: int) -> None:

@@ -178,6 +178,7 @@ def test_where_it_is_chosen(
 
 
 @needs_ptxas
+@pytest.mark.first("tile")
 @pytest.mark.parametrize("tile", TILES, ids=name)
 def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -737,6 +737,17 @@ def added(i: Inputs, *shape: int) -> ct.Tensor:
 CASES = [*elementwise(), *called(), *casts(), *products(), *thin_products()]
 
 
+def is_again(case: Case) -> bool:
+    """Whether a case is one in f32 again: its threads meet as there."""
+    narrow = case.dtype in ("f16", "bf16")
+    return narrow and any(
+        (c.op, c.name, c.dtype, c.roomy) == (case.op, case.name, "f32", case.roomy) for c in CASES
+    )
+
+
+FIRST = [case for case in CASES if not is_again(case)]  # `-m sweep` has the others
+
+
 @dataclass
 class Seen:
     """What a case did: the ops it recorded, what it launched, its result and the CPU's."""
@@ -801,10 +812,10 @@ def seen(case: Case) -> Seen:
         pytest.skip(f"needs more than the minimum: {error}")
 
 
-def kernels() -> dict[str, KernelIR]:
-    """Every distinct kernel, by its name and digest."""
+def kernels(cases: list[Case]) -> dict[str, KernelIR]:
+    """Every distinct kernel of cases, by its name and digest."""
     found: dict[str, KernelIR] = {}
-    for case in CASES:
+    for case in cases:
         try:
             for launch in run(case).launches:
                 found.setdefault(launch.ir.digest, launch.ir)
@@ -813,19 +824,27 @@ def kernels() -> dict[str, KernelIR]:
     return {f"{ir.name} {digest[:8]}": ir for digest, ir in found.items()}
 
 
-def portable() -> dict[str, KernelIR]:
+def portable(cases: list[Case]) -> dict[str, KernelIR]:
     """Those that run on every target."""
-    found = {name: ir for name, ir in kernels().items() if not ir.ptx_only}
-    assert {ir.name for ir in kernels().values()} - {ir.name for ir in found.values()} == {"mma"}
+    every = kernels(cases)
+    found = {name: ir for name, ir in every.items() if not ir.ptx_only}
+    assert {ir.name for ir in every.values()} - {ir.name for ir in found.values()} == {"mma"}
     return found
 
 
-EVERY = pytest.mark.parametrize("case", CASES, ids=str)
+EVERY = pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.sweep] * (c not in FIRST), id=str(c)) for c in CASES],
+)
+ALL = pytest.mark.parametrize(
+    "cases",
+    [pytest.param(FIRST, id="f32 first"), pytest.param(CASES, marks=pytest.mark.sweep, id="all")],
+)
 
 
 def test_every_op_has_a_case() -> None:
     recorded = set[str]()
-    for case in CASES:
+    for case in FIRST:
         try:
             done = run(case)
         except Unfit:
@@ -842,18 +861,7 @@ def test_results_are_right(case: Case) -> None:
     np.testing.assert_allclose(done.result, done.expected, rtol=near, atol=near)
 
 
-def is_again(case: Case) -> bool:
-    """Whether a case is one in f32 again, whose order of threads is no other."""
-    narrow = case.dtype in ("f16", "bf16")
-    return narrow and any(
-        (c.op, c.name, c.dtype, c.roomy) == (case.op, case.name, "f32", case.roomy) for c in CASES
-    )
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[pytest.mark.sweep] * is_again(c), id=str(c)) for c in CASES],
-)
+@EVERY
 def test_every_order_and_subgroup_gives_the_same(case: Case) -> None:
     for launch in seen(case).launches:
         for order in ORDERS[1:]:  # it has run forward
@@ -933,10 +941,10 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def by_kernel() -> dict[str, list[tuple[Case, Launch]]]:
+def by_kernel(cases: list[Case]) -> dict[str, list[tuple[Case, Launch]]]:
     """The launches of each distinct kernel."""
     found: dict[str, list[tuple[Case, Launch]]] = {}
-    for case in CASES:
+    for case in cases:
         try:
             for launch in run(case).launches:
                 found.setdefault(launch.ir.digest, []).append((case, launch))
@@ -970,9 +978,9 @@ def is_idle(launches: list[tuple[Case, Launch]], label: str) -> bool:
 Mistakes = list[Mutation]
 
 
-def tried() -> Iterator[tuple[list[tuple[Case, Launch]], Mistakes, Mistakes]]:
+def tried(cases: list[Case]) -> Iterator[tuple[list[tuple[Case, Launch]], Mistakes, Mistakes]]:
     """For each kernel its launches, all mistakes of a barrier or wait, some of the others."""
-    for launches in by_kernel().values():
+    for launches in by_kernel(cases).values():
         every = list(mistakes(launches[0][1].ir))
         gone = [m for m in every if m.label.startswith("no ")]
         moved = [m for m in every if not m.label.startswith("no ")]
@@ -980,7 +988,7 @@ def tried() -> Iterator[tuple[list[tuple[Case, Launch]], Mistakes, Mistakes]]:
 
 
 def test_mutants_are_many() -> None:
-    counts = [(len(gone), len(moved)) for _, gone, moved in tried()]
+    counts = [(len(gone), len(moved)) for _, gone, moved in tried(FIRST)]
     barriers, shifts = map(sum, zip(*counts, strict=True))
     assert barriers > 300 and shifts > 1000
 
@@ -993,14 +1001,14 @@ def assert_caught(launches: list[tuple[Case, Launch]], made: Mistakes, faults_on
 
 
 def test_removed_barriers_and_shifted_indices_are_caught() -> None:
-    """Barriers of every kernel, some indices of one of each name; the test below has all."""
+    """Barriers and some indices of one kernel of each name; the test below has all."""
     names = set[str]()
-    for launches, gone, moved in tried():
-        assert_caught(launches, gone, faults_only=True)
+    for launches, gone, moved in tried(FIRST):
         name = launches[0][1].ir.name
         if name not in names:
             names.add(name)
-            assert_caught(launches, moved[::2], faults_only=False)
+            assert_caught(launches, gone, faults_only=True)
+            assert_caught(launches, moved[::4], faults_only=False)
 
 
 PARTS = 4  # so that processes can share them
@@ -1008,24 +1016,27 @@ PARTS = 4  # so that processes can share them
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(PARTS))
-def test_shifted_indices_of_every_kernel_are_caught(part: int) -> None:
-    for launches, _, moved in itertools.islice(tried(), part, None, PARTS):
+def test_mistakes_in_every_kernel_are_caught(part: int) -> None:
+    for launches, gone, moved in itertools.islice(tried(CASES), part, None, PARTS):
+        assert_caught(launches, gone, faults_only=True)
         assert_caught(launches, moved, faults_only=False)
 
 
 # -- text ------------------------------------------------------------------------------------------
 
 
-def test_statements_are_few() -> None:
+@ALL
+def test_statements_are_few(cases: list[Case]) -> None:
     """naga's time grows with the square of their number."""
-    counts = {name: count_statements(ir) for name, ir in portable().items()}
+    counts = {name: count_statements(ir) for name, ir in portable(cases).items()}
     assert max(counts.values()) <= MOST_STATEMENTS, max(counts, key=lambda n: counts[n])
 
 
-def test_every_op_keeps_to_the_minimum() -> None:
+@ALL
+def test_every_op_keeps_to_the_minimum(cases: list[Case]) -> None:
     """With WebGPU's guaranteed limits each op has a kernel."""
     fitting = set[str]()
-    for case in CASES:
+    for case in cases:
         if case.roomy:
             continue
         try:
@@ -1042,21 +1053,24 @@ def test_every_op_keeps_to_the_minimum() -> None:
     assert {n for n in registry() if not n.startswith("kernel:")} <= fitting
 
 
-def test_naga_accepts_every_kernel() -> None:
+@ALL
+def test_naga_accepts_every_kernel(cases: list[Case]) -> None:
     device = webgpu()
-    for ir in portable().values():
+    for ir in portable(cases).values():
         device.create_shader_module(code=emit_wgsl(ir))
 
 
-def test_tint_accepts_every_kernel() -> None:
-    found = portable()
+@ALL
+def test_tint_accepts_every_kernel(cases: list[Case]) -> None:
+    found = portable(cases)
     faults = tint([emit_wgsl(ir) for ir in found.values()])
     assert {n: f for n, f in zip(found, faults, strict=True) if f} == {}
 
 
-def test_ptxas_accepts_every_kernel(tmp_path: Path) -> None:
+@ALL
+def test_ptxas_accepts_every_kernel(cases: list[Case], tmp_path: Path) -> None:
     """A file has many: ptxas takes longer to start than to assemble one."""
-    tool, files, every = assembler(), list[Path](), list(kernels().values())
+    tool, files, every = assembler(), list[Path](), list(kernels(cases).values())
     for first in range(0, len(every), 32):
         texts = dict[str, str]()  # by what stands before the first kernel
         for number, ir in enumerate(every[first : first + 32]):
@@ -1097,7 +1111,7 @@ def test_statistics_are_f32_whatever_the_storage() -> None:
 def test_masks_are_finite() -> None:
     """Infinities appear where a NaN may be right (the maximum of a row), never as a mask."""
     names = set()
-    for ir in kernels().values():
+    for ir in kernels(FIRST).values():
         if ir.name.startswith("attention") or ir.name == "softmax_rows":
             numbers = np.array([s[3] for s in ir.body if s[:2] == ("const", "f32")], np.float32)
             assert np.isfinite(numbers).all() and numbers.min() <= -3.0e38

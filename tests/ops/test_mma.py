@@ -146,7 +146,7 @@ def test_ptx_equals_the_simulator(layout: str, odd: bool, monkeypatch: pytest.Mo
     same(*lowered(19, 21, 71, bf16, layout, odd))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_ptx_of_the_large_tile_equals_the_simulator() -> None:
     launch, ir = lowered(130, 127, 200)  # two groups, once around the ring
     assert launch.constants["tile"] == MMA_TILES[0]
@@ -164,6 +164,7 @@ def same(launch: Launch, ir: KernelIR) -> None:
 
 
 @needs_ptxas
+@pytest.mark.turns("arch")
 @pytest.mark.parametrize(
     "tile",
     [*MMA_TILES, *(pytest.param(tile, marks=pytest.mark.sweep) for tile in OTHERS)],

@@ -76,6 +76,7 @@ def check_cases(device: ct.Device, name: str, dtype: str, left: bool) -> None:
     assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
 
 
+@pytest.mark.first("dtype", "simulator")
 @in_rows(rows())
 def test_op(device: ct.Device, name: str, dtype: str) -> None:
     check_cases(device, name, dtype, left=False)

@@ -77,6 +77,7 @@ def check(call: Call, ir: KernelIR, k: int, *, ptx: bool = False) -> None:
     np.testing.assert_allclose(got, wanted, rtol=near, atol=near * np.abs(wanted).max())
 
 
+@pytest.mark.turns("shuffle")
 @pytest.mark.parametrize("shuffle", [False, True], ids=["shared", "shuffle"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_shape_of_a_group(tile: Thin, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:

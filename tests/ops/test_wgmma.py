@@ -161,6 +161,7 @@ def test_every_wait_and_fence_is_needed(small: None) -> None:
 
 
 @needs_ptxas
+@pytest.mark.first("tile")
 @pytest.mark.parametrize("tile", [*TILES, WIDE], ids=name)
 def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

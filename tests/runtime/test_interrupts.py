@@ -23,7 +23,7 @@ from tests.runtime.test_device import needs, python
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("name", "number"), [("cpu", 300), ("webgpu", 150), ("simulator", 40)])
+@pytest.mark.parametrize(("name", "number"), [("cpu", 200), ("webgpu", 100), ("simulator", 12)])
 def test_interrupts_at_random_times(name: str, number: int) -> None:
     needs(name)
     run = subprocess.run(

@@ -22,6 +22,7 @@ def test_captures_that_come_and_go_leave_nothing(device: ct.Device) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.sweep  # on a GPU with `-m gpu`
 @pytest.mark.devices("webgpu", "webgpu-hardware", "cuda")
 def test_texts_of_any_lengths_leave_nothing(device: ct.Device) -> None:
     """More sizes take turns than are kept: 121 KB a call were left once, 25 MB here."""

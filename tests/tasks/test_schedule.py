@@ -574,6 +574,7 @@ def test_guesses_where_memory_is_short(host: ct.Generator) -> None:
     assert free(scheduler) == CONTEXT // BLOCK
 
 
+@pytest.mark.sweep
 @pytest.mark.devices("simulator")
 def test_no_two_threads_of_a_pass_write_one_word(device: ct.Device, host: ct.Generator) -> None:
     asked = chats(3, 60, 8)
