@@ -727,3 +727,26 @@ def test_ten_minutes_of_mp3(ten_minutes: Path, batch: int) -> None:
     for start in starts:  # windows of 3 s, the first 0.2 s before the speech
         into = start % 20 - 13.8
         assert into > -0.1 and (into + 0.1) % 3 < 0.2, start
+
+
+def test_config_and_weights_alone_are_called(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FOLDER / "tiny" / name, tmp_path)
+    model, whole = ct.load(tmp_path, "cpu", task="transcribe"), transcriber("cpu")
+    samples = ct.asarray(sound(3), device="cpu")
+    mel = ct.log_mel(samples, num_mels=model.model.config.num_mel_bins)
+    mel = mel.reshape(1, *mel.shape)
+    ids = ct.asarray(np.array([[3, 5]], np.int32), device="cpu")
+    np.testing.assert_array_equal(model.encode(mel).numpy(), whole.encode(mel).numpy())
+    np.testing.assert_array_equal(model(mel, ids).numpy(), whole(mel, ids).numpy())
+    for asked in (lambda: model.transcribe(sound(1)), lambda: model.tokenizer):
+        with pytest.raises(WeightsError, match=r"tokenizer\.json: expected a tokenizer"):
+            asked()
+    with pytest.raises(WeightsError, match=r"generation_config\.json: no_timestamps_token_id"):
+        model.languages  # noqa: B018
+
+
+def test_progress_that_cannot_be_called() -> None:
+    wrong: Any = 5
+    with pytest.raises(DTypeError, match="transcribe: expected None or a function of two numbers"):
+        transcriber("cpu").transcribe(sound(1), progress=wrong)

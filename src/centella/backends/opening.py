@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -84,6 +86,18 @@ def class_of(kind: str) -> type[Backend]:
     module, name = BACKENDS[kind]
     backend: type[Backend] = getattr(import_module(module), name)
     return backend
+
+
+def import_driver(name: object) -> None:
+    """Import the module of the device that is about to be opened, where there is one.
+
+    A thread that opens a device waits for the driver; one that imports waits for the interpreter,
+    which reading a tokenizer keeps for itself.
+    """
+    kind = str(name or os.environ.get("CENTELLA_DEVICE") or "cuda").partition(":")[0]
+    if kind in BACKENDS:
+        with suppress(CentellaError, ImportError, OSError):  # opening says what is missing
+            class_of(kind)
 
 
 def byte_count(asked: object) -> int:

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
+from centella.backends.opening import import_driver
 from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DeviceError, DTypeError, WeightsError
 from centella.host.interrupts import uninterrupted
@@ -29,7 +30,7 @@ from centella.tasks.families import (
 )
 from centella.tasks.generate import Generator
 from centella.tasks.label_runner import LabelRunner
-from centella.tensors.arguments import flag, one_of, refuse_names
+from centella.tensors.arguments import check_progress, flag, one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
 from centella.weights.folder import find_model, is_gguf, read_config
@@ -124,12 +125,12 @@ def load(
 
     Args:
         path: one of: a folder with config.json, model.safetensors (or pytorch_model.bin, whose code
-            is not run) and tokenizer.json (without it the model takes ids only, and `encode` of
-            texts raises); a repository of huggingface.co
-            ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once, unless the first
-            part of its name is a local folder; "minilm", the all-MiniLM-L6-v2 of an installed
-            package; a .gguf file of a decoder or a BERT. A decoder is loaded as an `Embedder` if
-            its GGUF file states a pooling.
+            is not run) and tokenizer.json, in older folders vocab.txt, or vocab.json and merges.txt
+            (without them the model takes ids only, and `encode` of texts raises); a repository of
+            huggingface.co ("sentence-transformers/all-MiniLM-L6-v2"), which is downloaded once,
+            unless the first part of its name is a local folder; "minilm", the all-MiniLM-L6-v2 of
+            an installed package; a .gguf file of a decoder or a BERT. A decoder is loaded as an
+            `Embedder` if its GGUF file states a pooling.
         device: where to; default: the default device.
         dtype: of weights and arithmetic. "auto" keeps the checkpoint's dtype for weights; CUDA
             computes in it (in bf16 for quantised files), other devices compute in f32, and the CPU
@@ -171,10 +172,7 @@ def load(
     """
     refuse_names("load", other)
     flag("load", "warm", warm)
-    if progress is not None and not callable(progress):
-        raise DTypeError(
-            f"load: expected None or a function of two numbers for progress, got {progress!r:.80}"
-        )
+    check_progress("load", progress)
     if devices is not None:
         return _on_several(devices, device, progress, path=path, dtype=dtype, warm=warm, task=task,
                            quantize=quantize)  # fmt: skip
@@ -285,6 +283,7 @@ def _opening(device: str | Device | None) -> Callable[[], Device]:
     """Gives the device once it is open: its driver takes its time while the folder is read."""
     if isinstance(device, Device):
         return lambda: device
+    import_driver(device)
     try:
         thread = pool(1, "centella-open")
         opened = thread.submit(copy_context().run, open_device, device)

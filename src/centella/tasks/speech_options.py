@@ -23,6 +23,7 @@ from centella.tensors.arguments import one_of
 from centella.weights.model_files import read_json, show
 
 TASKS = ("transcribe", "translate")
+GENERATION = "generation_config.json"
 TIMES = ("none", "segment", "word")
 DETECTORS = ("auto", "silero", "energy", "off")
 VAD_MODEL = "CENTELLA_VAD_MODEL"  # environment variable: the file if no argument names one
@@ -302,7 +303,7 @@ class SpeechConfig(Struct, frozen=True):
         Raises:
             WeightsError: a file that is malformed, or a token that nothing names.
         """
-        file = folder / "generation_config.json"
+        file = folder / GENERATION
         values = {**read_json(folder / "config.json"), **read_json(file)}
 
         def token(field: str, *names: str) -> int:

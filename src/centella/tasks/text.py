@@ -14,10 +14,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.errors import ShapeError, WeightsError
+from centella.errors import CentellaError, ShapeError, WeightsError
 from centella.tasks.check_texts import checked_texts
 from centella.tasks.special import Special
 from centella.tasks.tokens import Tokens, longest_first
+from centella.tasks.vocabulary_files import PAIRS, VOCAB, read_vocabulary
 from centella.tasks.words import Words, library, spans
 from centella.weights.folder import TOKENIZER
 from centella.weights.model_files import check_values, is_file, kind, read_bytes, read_json, show
@@ -78,27 +79,22 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str], vocab_size: int = _UNKNOWN) -> Tokenizer:
-        """Read `tokenizer.json` of a model folder.
+        """Read `tokenizer.json` of a model folder, or the files that stand for it.
 
         Args:
-            path: the folder. The padding token and the side that truncation cuts come from
+            path: the folder. Without tokenizer.json a tokenizer of BERT, DistilBERT or ELECTRA is
+                read from vocab.txt, one of RoBERTa, GPT-2 or Whisper from vocab.json and
+                merges.txt. The padding token and the side that truncation cuts come from
                 `tokenizer_config.json`, `special_tokens_map.json` or `config.json`.
             vocab_size: tokens of the model, by which the size of the file is judged.
 
         Raises:
             MissingExtraError: the `tokenizers` package is not installed.
-            WeightsError: no `tokenizer.json`, one that the library cannot read, or one that is
-                too large for the vocabulary.
+            WeightsError: no tokenizer, one that the library cannot read, or one that is too large
+                for the vocabulary.
         """
-        package, folder = library(), Path(path)
-        file = folder / TOKENIZER
-        if not is_file(file):
-            problem = kind(file).replace("nothing at that path", "no such file")
-            raise WeightsError(f"{file}: expected a tokenizer, got {problem}")
-        raw = read_bytes(file, _MAX_BYTES)
-        check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
-        with _TypedErrors(f"{file}: expected a tokenizer"):
-            native = package.Tokenizer.from_buffer(raw)
+        folder = Path(path)
+        file, native = _native(folder, vocab_size)
         config = read_json(folder / _CONFIG)
         side = config.get("truncation_side", "right")
         if side not in ("left", "right"):
@@ -330,8 +326,26 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | Path:
         MissingExtraError: there is one, and its library is not installed.
     """
     file = folder / TOKENIZER
-    absent = kind(file) == "nothing at that path"
-    return file if absent else Tokenizer.from_folder(folder, vocab_size)
+    if kind(file) != "nothing at that path" or any(is_file(folder / n) for n in (VOCAB, PAIRS)):
+        return Tokenizer.from_folder(folder, vocab_size)
+    return file
+
+
+def _native(folder: Path, vocab_size: int) -> tuple[Path, tokenizers.Tokenizer]:
+    """The library's tokenizer of a folder, and the file that it is from."""
+    package, file = library(), folder / TOKENIZER
+    if is_file(file):
+        raw = read_bytes(file, _MAX_BYTES)
+        check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
+        with _TypedErrors(f"{file}: expected a tokenizer"):
+            return file, package.Tokenizer.from_buffer(raw)
+    problem = kind(file).replace("nothing at that path", "no such file")
+    if problem == "no such file":
+        with _TypedErrors(f"{folder}: expected a tokenizer"):
+            parts = read_vocabulary(folder, vocab_size)
+        if parts is not None:
+            return parts
+    raise WeightsError(f"{file}: expected a tokenizer, got {problem}")
 
 
 def _around(native: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
@@ -382,5 +396,7 @@ class _TypedErrors:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Raise ours in the place of the library's."""
+        if isinstance(error, CentellaError):
+            return
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise WeightsError(f"{self._expected}, got: {show(str(error))}") from error

@@ -14,19 +14,20 @@ from centella.audio.log_mel import log_mel
 from centella.audio.mel import RATE
 from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
-from centella.errors import DTypeError
+from centella.errors import DTypeError, WeightsError
 from centella.host.forks import lock_of
 from centella.nn.tree import Tree
 from centella.tasks.batches import expect_tokenizer
 from centella.tasks.recording import Recording
 from centella.tasks.speech_beams import Beams
-from centella.tasks.speech_options import Options, SpeechConfig, TranscribeArgs
+from centella.tasks.speech_options import GENERATION, Options, SpeechConfig, TranscribeArgs
 from centella.tasks.speech_session import LEAST, SpeechSession
 from centella.tasks.text import Tokenizer, read_tokenizer
 from centella.tasks.transcription import Decoding, Progress, Transcription
-from centella.tensors.arguments import check_called
+from centella.tensors.arguments import check_called, check_progress
 from centella.tensors.hints import OF_MODEL, Hinted
 from centella.tensors.tensor import Tensor
+from centella.weights.model_files import is_file
 
 if TYPE_CHECKING:
     from centella.models.whisper import WhisperModel
@@ -67,16 +68,15 @@ class Transcriber(Hinted):
 
     Attributes:
         model: Whisper: `model(mel, ids)` gives logits, and so does calling the Transcriber.
-        config: its special tokens, and the heads that follow the speech.
     """
 
     _hints = OF_MODEL
 
     def __init__(
-        self, model: WhisperModel, tokenizer: Tokenizer | Path, config: SpeechConfig
+        self, model: WhisperModel, tokenizer: Tokenizer | Path, config: SpeechConfig | WeightsError
     ) -> None:
         self.model = model
-        self.config = config
+        self._config = config  # an error: what the model's folder lacks
         self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
         self._idle: list[Decoding] = []
         self._lock = lock_of(self)
@@ -121,6 +121,17 @@ class Transcriber(Hinted):
         return expect_tokenizer(self._tokenizer)
 
     @property
+    def config(self) -> SpeechConfig:
+        """The special tokens, and the heads that follow the speech.
+
+        Raises:
+            WeightsError: the model's folder has neither a tokenizer nor generation_config.json.
+        """
+        if isinstance(self._config, WeightsError):
+            raise self._config.with_traceback(None)
+        return self._config
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """Codes of the languages that it knows; ("en",) where it knows but one."""
         return tuple(self.config.vocabulary.languages) or ("en",)
@@ -156,8 +167,9 @@ class Transcriber(Hinted):
 
         Arguments and errors are those of `transcribe`.
         """
-        chosen = Options.of("transcribe", options, self.config.vocabulary)
         self.tokenizer  # noqa: B018  # raises now where there is none
+        chosen = Options.of("transcribe", options, self.config.vocabulary)
+        check_progress("transcribe", progress)
         stream = open_audio(audio, rate=rate)
         recording = Recording(stream, self.model.config.frames, chosen.regions, chosen.detector())
         return Transcription(self, recording, chosen, progress)
@@ -214,5 +226,11 @@ def read_transcriber(folder: Path, vocab_size: int) -> Callable[[WhisperModel], 
     if not isinstance(tokenizer, Path):
         added = tokenizer.native.get_added_tokens_decoder()
         named = {token.content: i for i, token in added.items()}
-    config = SpeechConfig.from_folder(folder, vocab_size, named)
+    config: SpeechConfig | WeightsError
+    try:
+        config = SpeechConfig.from_folder(folder, vocab_size, named)
+    except WeightsError as error:
+        if named or is_file(folder / GENERATION):
+            raise
+        config = error  # of a model that is called with spectrograms and ids
     return partial(Transcriber, tokenizer=tokenizer, config=config)

@@ -233,3 +233,15 @@ def variant_attrs(op: str, variant: str | None, **attrs: Any) -> dict[str, Any]:
     if variant is not None:
         attrs["variant"] = one_of(op, "variant", variant, get(op).variants)
     return attrs
+
+
+def check_progress(op: str, progress: object) -> None:
+    """Refuse a `progress` that cannot be called.
+
+    Raises:
+        DTypeError: it is neither None nor a function.
+    """
+    if progress is not None and not callable(progress):
+        raise DTypeError(
+            f"{op}: expected None or a function of two numbers for progress, got {progress!r:.80}"
+        )
