@@ -52,7 +52,8 @@ class Batcher:
         batches: batches that have run.
 
     Raises:
-        DTypeError: a TypeError: for a model whose `encode` does not take texts.
+        DTypeError: a TypeError: for a model whose `encode` does not take texts, a max_wait that is
+            no number.
         ShapeError: for a batch_size or queue_size below 1, or a max_wait below 0.
     """
 
@@ -66,6 +67,8 @@ class Batcher:
         for name, value in (("batch_size", batch_size), ("queue_size", queue_size)):
             if type(value) is not int or value < 1:
                 raise ShapeError(f"Batcher: {name}: expected 1 or more, got {value!r}")
+        if isinstance(max_wait, bool) or not isinstance(max_wait, (int, float)):
+            raise DTypeError(f"Batcher: max_wait: expected seconds, got {type(max_wait).__name__}")
         if not 0 <= max_wait < float("inf"):
             raise ShapeError(f"Batcher: max_wait: expected seconds, 0 or more, got {max_wait!r}")
         self.batches: int = 0

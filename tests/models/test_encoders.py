@@ -147,6 +147,9 @@ def test_configs_as_their_authors_wrote_them() -> None:
     assert new.ropes[0].tables(8)[0][7, 2] == pytest.approx(np.cos(angle))
     renamed = BertModel(new).rename("new.encoder.layer.1.mlp.up_gate_proj.weight")
     assert renamed == "encoder.layer.1.intermediate.dense.weight"
+    offsets = {name: BertConfig.from_dict({**config_of(name), "pad_token_id": 0}).position_offset
+               for name in ("mpnet", "roberta")}  # fmt: skip
+    assert offsets == {"mpnet": 2, "roberta": 1}  # transformers' MPNet takes no other padding
     old = {**config_of("modernbert"), "layer_types": None, "rope_parameters": None}
     old |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute"}
     both = {"global_attn_every_n_layers": 2, "global_rope_theta": 5e4, "local_rope_theta": 1e4}

@@ -190,6 +190,7 @@ def test_what_encode_refuses(
         ("convert_to_numpy", "the vectors are NumPy's"),
         ("output_value", r"model\(ids, lengths\) gives the states"),
         ("task", "prompt_name= names a prompt"),
+        ("prompts", "prompt_name= names a prompt"),
         ("max_length", r"model\.config\.max_length; chunk="),
         ("max_seq_length", r"model\.config\.max_length; chunk="),
         ("return_sparse", r"embed\(texts, "),
@@ -257,6 +258,9 @@ def test_attributes_of_other_libraries(folder: str, name: str, hint: str) -> Non
         ("truncate_dim", r"encode\(\.\.\., dim=256\)"),
         ("trust_remote_code", "no code of a folder is run"),
         ("torch_dtype", "write dtype="),
+        ("model_kwargs", "write dtype=, quantize="),
+        ("backend", "write device="),
+        ("activation_fn", "rank and predict take activation="),
     ],
 )
 def test_arguments_of_other_loaders(name: str, hint: str) -> None:
@@ -688,6 +692,8 @@ SETTINGS: list[tuple[dict[str, Any], EmbedderConfig]] = [
     ({"modules.json": POOLED, POOLING: {"pooling_mode_mean_tokens": True,
                                         "pooling_mode_cls_token": True}},
      EmbedderConfig(64, "cls+mean")),
+    ({"modules.json": POOLED, POOLING: {"pooling_mode": ["mean_sqrt_len_tokens", "cls"]}},
+     EmbedderConfig(64, "mean_sqrt_len+cls")),
     ({"modules.json": POOLED, POOLING: {"pooling_mode": "lasttoken", "include_prompt": False},
       "config_sentence_transformers.json": {"prompts": {"query": "q: "}, "default_prompt_name":
                                             "query", "similarity_fn_name": "dot"}},
@@ -706,6 +712,7 @@ WRONG: list[tuple[Any, dict[str, Any] | None, str]] = [
     (POOLED, {"pooling_mode_median": True}, f"pooling: {KNOWN}, got median"),
     (POOLED, {"pooling_mode": ["cls", 3]}, f"pooling: {KNOWN}, got cls, 3"),
     (POOLED, {"pooling_mode": "mean", "include_prompt": False}, "include_prompt: expected true"),
+    (POOLED, {"pooling_mode": "cls", "include_prompt": False}, "include_prompt: expected true"),
     (modules("Dense"), None, "in_features, out_features: expected whole numbers over 0, got None"),
 ]
 

@@ -211,6 +211,8 @@ async def test_a_lost_device_fails_the_batch_in_one_call() -> None:
 def test_what_it_refuses(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ct.ShapeError, match=text):
         batcher_of(Lengths(), **options)
+    with pytest.raises(ct.DTypeError, match="Batcher: max_wait: expected seconds, got str"):
+        batcher_of(Lengths(), max_wait="2 ms")
 
 
 @in_loop

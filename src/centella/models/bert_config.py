@@ -164,7 +164,7 @@ def _derived(
         )
     derived: dict[str, Any] = {"model_type": family}
     if traits.padded:
-        pad = own.get("pad_token_id", 1)
+        pad = own.get("pad_token_id", 1) if traits.padding is None else traits.padding
         if type(pad) is not int or not 0 <= pad < config.max_position_embeddings - 1:
             raise WeightsError(
                 f"{origin}: pad_token_id: expected a whole number below max_position_embeddings, "

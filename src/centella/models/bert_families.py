@@ -22,6 +22,7 @@ class Traits(Struct, frozen=True):
         more: fields beyond BERT's.
         token_types: whether token types are embedded.
         padded: positions count from `pad_token_id` + 1, as fairseq has it.
+        padding: the id in its place, whatever `pad_token_id` is.
         rotary: rotary embedding, in place of a table of positions.
         packed: whether q, k and v are one tensor of the checkpoint.
         gated: the feed-forward network is gated: "" no, "apart" gate and up are two tensors, "gate
@@ -40,6 +41,7 @@ class Traits(Struct, frozen=True):
     more: tuple[str, ...] = ()
     token_types: bool = True
     padded: bool = False
+    padding: int | None = None
     rotary: bool = False
     packed: bool = False
     gated: str = ""
@@ -126,7 +128,7 @@ FAMILIES: dict[str, Traits] = {
               "rope_parameters"),
     ),
     "mpnet": Traits(
-        prefixes=("mpnet.",), token_types=False, padded=True, head=DENSE_HEAD,
+        prefixes=("mpnet.",), token_types=False, padded=True, padding=1, head=DENSE_HEAD,
         tensors=(
             ("attention.attn.q.", "attention.self.query."),
             ("attention.attn.k.", "attention.self.key."),

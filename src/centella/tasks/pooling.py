@@ -35,7 +35,7 @@ from centella.weights import open_checkpoint
 from centella.weights.folder import max_length, read_modules
 from centella.weights.model_files import inside, read_json, show
 
-# In the order in which several are concatenated.
+# In the order of flags; a list has its own.
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 OF_ROWS = ("cls", "mean", "lasttoken")  # those of texts end to end, too
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
@@ -68,7 +68,7 @@ class EmbedderConfig(Struct, frozen=True):
         max_length: tokens that a text is cut at, special ones counted.
         pooling: of `POOLINGS`: "mean" over the text's tokens, "cls": the first token's state, "max"
             of each number, "lasttoken", "weightedmean" (token i counts i times), "mean_sqrt_len"
-            (the sum over sqrt(tokens)); or several, as "cls+mean", side by side.
+            (the sum over sqrt(tokens)); or several, as "cls+mean", side by side in this order.
         normalize: whether vectors have length 1.
         lower_case: whether texts are lower-cased before they are tokenised.
         dense: products after the pooling.
@@ -215,8 +215,7 @@ def pooled(pooling: str, states: Tensor, lengths: Tensor) -> Tensor:
 
     Of texts end to end: states [tokens, hidden] and offsets [batch + 1], of the modes `OF_ROWS`.
     """
-    modes = sorted(pooling.split("+"), key=POOLINGS.index)
-    parts = [_mode(mode, states, lengths).astype(f32) for mode in modes]
+    parts = [_mode(mode, states, lengths).astype(f32) for mode in pooling.split("+")]
     return parts[0] if len(parts) == 1 else concat(parts, -1)
 
 
@@ -255,15 +254,16 @@ def _pooling(file: Path) -> str:
     flags = [k.removeprefix("pooling_mode_") for k, v in config.items() if v is True]
     modes = [f.removesuffix("_token") if f == "cls_token" else f.removesuffix("_tokens")
              for f in flags if f not in ("include_prompt",)]  # fmt: skip
+    modes.sort(key=lambda mode: POOLINGS.index(mode) if mode in POOLINGS else -1)
     if named is not None:
         modes = [str(m).removesuffix("_tokens") for m in
                  (named if isinstance(named, list) else [named])]  # fmt: skip
     if not modes or any(m not in POOLINGS for m in modes):
         got = show(", ".join(map(str, modes)) or "none")[1:-1]
         raise WeightsError(f"{file}: pooling: expected one of {', '.join(POOLINGS)}, got {got}")
-    if config.get("include_prompt") is False and modes not in (["cls"], ["lasttoken"]):
+    if config.get("include_prompt") is False and modes != ["lasttoken"]:
         raise WeightsError(f"{file}: include_prompt: expected true, got False")
-    return "+".join(sorted(set(modes), key=POOLINGS.index))
+    return "+".join(modes)
 
 
 def _dense(folder: Path) -> DenseConfig:

@@ -139,6 +139,7 @@ _INSTEAD = {
     "convert_to_tensor": "the vectors are NumPy's; torch.from_numpy(vectors) shares their memory",
     "convert_to_numpy": "the vectors are NumPy's",
     "output_value": "model(ids, lengths) gives the states of tokens",
+    "prompts": "prompt_name= names a prompt of the folder, prompt= is one",
     "task": "prompt_name= names a prompt of the folder, prompt= is one",
     **dict.fromkeys(
         ("max_length", "max_seq_length"),
@@ -170,6 +171,9 @@ _OF_LOAD = {
     "token": "HF_TOKEN is the token of huggingface.co",
     "local_files_only": "HF_HUB_OFFLINE=1 downloads nothing",
     "cache_folder": "HF_HOME is the folder of downloads",
+    "model_kwargs": "write dtype=, quantize=",
+    "backend": 'write device="cuda", "webgpu" or "cpu"',
+    **dict.fromkeys(("activation_fn", "activation_fct"), "rank and predict take activation="),
     **dict.fromkeys(
         ("max_seq_length", "max_length", "prompts", "default_prompt_name", "similarity_fn_name"),
         "model.config has it; msgspec.structs.replace changes it",
