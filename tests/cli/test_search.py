@@ -212,3 +212,41 @@ def test_search_says_what_is_wrong(tmp_path: Path, lines: Path) -> None:
     assert "expected a file of .npy" in failed("search", lines, "a", *ON_CPU)
     absent = failed("search", tmp_path / "no.npy", "a", *ON_CPU)
     assert absent.endswith("no.npy: no such file or directory")
+
+
+def test_a_long_line_is_found_by_its_last_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a row for each piece, in a run that is interrupted, too."""
+    pytest.importorskip("pyarrow")
+    words = (TINY / "vocab.txt").read_text().split()[200:400]
+    long = " ".join(f"{words[n]} {words[n + 1]}." for n in range(0, 120, 2))
+    lines = [" ".join(words[n : n + 5]) for n in range(120, 190, 5)]
+    file, saved = tmp_path / "lines.txt", tmp_path / "v.parquet"
+    file.write_text("\n".join([*lines, "", long]) + "\n")
+    command = ("embed", "--file", file, "--pieces", "--chunk", 8, "--overlap", 2, *ON_CPU)
+    refused = failed(*command, "--output", tmp_path / "v.npy")
+    assert "--pieces: expected .parquet or .arrow" in refused
+    embed, calls = Embedder.embed, []
+
+    def interrupted(*given: object, **options: object) -> object:
+        calls.append(len(given[1]))  # type: ignore[arg-type]
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return embed(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Embedder, "embed", interrupted)
+    stored = (*command, "--batch-size", 1, "--output", saved)
+    assert call(*stored).exit_code and not saved.exists()
+    calls[:] = [0, 0]
+    assert f"goes on behind {embed_command.SAVED} of " in call(*stored).stderr
+    asked = call("search", saved, f"{words[118]} {words[119]}.", "--top", 1, "--json", *ON_CPU)
+    (best,) = json.loads(asked.stdout)["results"][0]["nearest"]
+    assert best["line"] == len(lines) + 1 and best["text"].endswith(f"{words[118]} {words[119]}.")
+    shown = call("search", saved, f"{words[118]} {words[119]}.", "--top", 1, *ON_CPU).stdout
+    assert shown.split()[1] == str(len(lines) + 1)
+    rows = json.loads(call(*command, "--json").stdout)["embeddings"]
+    assert [row["line"] for row in rows[: len(lines) + 2]] == list(range(len(lines) + 2))
+    assert {row["line"] for row in rows[len(lines) + 1 :]} == {len(lines) + 1} and len(rows) > 30
+    vectors = ct.load(ON_CPU[1], device="cpu").encode([row["text"] for row in rows])
+    np.testing.assert_allclose([row["embedding"] for row in rows], vectors, atol=1e-6)

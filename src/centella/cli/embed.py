@@ -56,6 +56,9 @@ Chunk = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Embed longer texts in pieces of N tokens."),
 ]
+Pieces = Annotated[
+    bool, typer.Option("--pieces", help="A row for each piece of a text, not for the text.")
+]
 Overlap = Annotated[
     int, typer.Option(min=0, metavar="M", help="Tokens of a piece that the next one repeats.")
 ]
@@ -79,6 +82,7 @@ class Work(Struct, eq=False):
 
     Attributes:
         options: of `Embedder.embed`; tell: is called with texts done and of all.
+        lines: where texts are pieces, of each the line that it is from.
         cut: the texts so far of which the model has not read all.
         cut_before: how many more there were in an interrupted run that this one goes on with.
     """
@@ -88,6 +92,7 @@ class Work(Struct, eq=False):
     batch_size: int
     options: Mapping[str, Any]
     tell: Callable[[int, int], None]
+    lines: list[int] | None = None
     cut: list[Cut] = []
     cut_before: int = 0
 
@@ -110,8 +115,9 @@ def run(
     texts: Texts = None, file: File = None, model: Model = "minilm", device: Device = None,
     dtype: Dtype = "auto", batch_size: BatchSize = 32, as_json: Json = False,
     output: Output = None, restart: Restart = False, prompt_name: PromptName = None,
-    dim: Dim = None, chunk: Chunk = None, overlap: Overlap = 0, devices: Devices = None,
-    exact: Exact = False, show_ledger: ShowLedger = False, timing: Timing = False,
+    dim: Dim = None, chunk: Chunk = None, overlap: Overlap = 0, pieces: Pieces = False,
+    devices: Devices = None, exact: Exact = False, show_ledger: ShowLedger = False,
+    timing: Timing = False,
 ) -> None:  # fmt: skip
     """Embed and print, or save.
 
@@ -122,6 +128,11 @@ def run(
     """
     if output is not None:
         _expect_vectors(output)
+        if pieces and Path(output).suffix == ".npy":
+            raise CentellaError(
+                f"embed: --pieces: expected .parquet or .arrow, which keep the texts of pieces, "
+                f"got {in_line(output)}"
+            )
     lines = texts_of("embed", texts or [], file, "centella embed 'a sentence'")
     settings: dict[str, Any] = {
         "prompt_name": prompt_name,
@@ -138,6 +149,11 @@ def run(
             root = find_model(model) if continued else model
             files = fingerprint(root) if continued else None  # before weights are read
             embedder = load_shown(str(root), device, dtype, task="embed", devices=devices)
+        about = _about(model, embedder, dtype, file, {**options, "pieces": pieces}, files)
+        numbers: list[int] | None = None
+        if pieces:
+            with stages.stage("cut into pieces"):
+                lines, numbers = _pieces(embedder, lines, options)
         rows = output is None and not as_json
         vectors: Any = None
         bar = sys.stderr.isatty() and len(lines) > MANY * batch_size
@@ -147,18 +163,21 @@ def run(
             ledger() as led,
             progress("embedded {} of {} texts", bar) as tell,
         ):
-            work = Work(embedder, lines, batch_size, options, tell)
+            work = Work(embedder, lines, batch_size, options, tell, numbers)
             if rows:
                 _show(work)
             elif output is not None:
-                about = _about(model, embedder, dtype, file, options, files)
                 vectors = _save(output, work, model, about, restart)
             else:
                 vectors = work.vectors(0, len(lines))
     if as_json:
-        pairs = zip(lines, vectors.tolist(), strict=True)
+        embeddings = [
+            {"text": t, "embedding": v} for t, v in zip(lines, vectors.tolist(), strict=True)
+        ]
+        for row, number in zip(embeddings, numbers or (), strict=numbers is not None):
+            row["line"] = number
         summary: dict[str, Any] = {
-            "embeddings": [{"text": t, "embedding": v} for t, v in pairs],
+            "embeddings": embeddings,
             "cut": [{"row": cut.index, "tokens": cut.tokens, "read": cut.read} for cut in work.cut],
         }
         out_json({**summary, "timing_ms": stages.millis} if timing else summary, indent=None)
@@ -184,6 +203,17 @@ def _expect_vectors(output: str) -> None:
     expect_writable(output)
 
 
+def _pieces(
+    embedder: Embedder, lines: list[str], options: dict[str, Any]
+) -> tuple[list[str], list[int]]:
+    """The pieces of lines, and the line of each, from 0; the options of cutting are taken."""
+    named = {"prompt_name": options.get("prompt_name")}
+    size, overlap = options.pop("chunk", None), options.pop("overlap", 0)
+    cut = enumerate(embedder.chunks(lines, size, overlap, **named))
+    rows = [(piece.text, number) for number, pieces in cut for piece in pieces]
+    return [text for text, _ in rows], [number for _, number in rows]
+
+
 def _about(
     model: str, embedder: Embedder, dtype: str, file: str | None,
     options: Mapping[str, Any], files: Mapping[str, str] | None,
@@ -205,7 +235,7 @@ def _save(
     total = len(work.texts)
     if about is None or (os.path.exists(output) and not os.path.isfile(output)):
         vectors = work.vectors(0, total)
-        write_vectors(output, vectors, work.texts, model)
+        write_vectors(output, vectors, work.texts, model, work.lines)
         return vectors
     name, dim = in_line(output), work.options.get("dim", work.embedder.dim)
     with VectorFile(output, dim, about, restart=restart) as file:
@@ -226,7 +256,7 @@ def _save(
             else:
                 file.discard()
             raise
-        file.finish(work.texts, model)
+        file.finish(work.texts, model, work.lines)
     return open_vectors(output).vectors
 
 

@@ -42,7 +42,7 @@ def run(
 ) -> None:  # fmt: skip
     """Embed the questions and print the nearest rows, with their texts where these are known.
 
-    Rows of blank texts are in none.
+    Rows of blank texts are in none. Of pieces their line is printed in place of the row.
 
     Raises:
         CentellaError: no vectors, of another size than the model's, or texts of another number.
@@ -100,7 +100,7 @@ def run(
         matches = vectors.search(embedder.encode_query(questions, dim=dim), top)
     nearest = [
         [
-            _match(float(s), int(r), texts)
+            _match(float(s), int(r), texts, stored.lines)
             for s, r in zip(scores, matched if kept is None else kept[matched], strict=True)
         ]
         for scores, matched in zip(matches.scores, matches.rows, strict=True)
@@ -114,15 +114,19 @@ def run(
         err_ledger(led)
 
 
-def _match(score: float, row: int, texts: Sequence[str] | None) -> dict[str, Any]:
-    return {"score": score, "row": row, **({} if texts is None else {"text": texts[row]})}
+def _match(
+    score: float, row: int, texts: Sequence[str] | None, lines: Sequence[int] | None
+) -> dict[str, Any]:
+    line = {} if lines is None else {"line": lines[row]}
+    return {"score": score, "row": row, **line, **({} if texts is None else {"text": texts[row]})}
 
 
 def _show(questions: list[str], nearest: list[list[dict[str, Any]]]) -> None:
     for question, matches in zip(questions, nearest, strict=True):
         if len(questions) > 1:
             out(in_line(question))
-        wide = len(str(max(match["row"] for match in matches)))
-        for match in matches:
+        numbers = [match.get("line", match["row"]) for match in matches]
+        wide = len(str(max(numbers)))
+        for match, number in zip(matches, numbers, strict=True):
             text = in_line(match.get("text", ""))
-            out(f"{match['score']:.3f}  {match['row']:>{wide}}  {text}".rstrip())
+            out(f"{match['score']:.3f}  {number:>{wide}}  {text}".rstrip())

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, overload
 
 from msgspec.structs import replace
 
@@ -276,31 +276,49 @@ class Embedder(Hinted):
             return embeddings
         return replace(embeddings, dense=packed(embeddings.dense, dtype, ranges))
 
-    def chunks(
+    @overload
+    def chunks(  # noqa: D418
         self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> list[Chunk]:  # fmt: skip
+        """The pieces of one text."""
+
+    @overload
+    def chunks(  # noqa: D418
+        self, text: Sequence[str], size: int | None = None, overlap: int = 0, *,
+        prompt: str | None = None, prompt_name: str | None = None,
+    ) -> list[list[Chunk]]:  # fmt: skip
+        """The pieces of each text."""
+
+    def chunks(
+        self, text: str | Sequence[str], size: int | None = None, overlap: int = 0, *,
+        prompt: str | None = None, prompt_name: str | None = None,
+    ) -> list[Chunk] | list[list[Chunk]]:  # fmt: skip
         """Split a text into pieces that the model reads whole, as `encode(chunk=size)` does.
 
         A piece has at least half of `size` tokens. It ends after a line if possible, otherwise
         after a sentence, otherwise after a word. White space around a piece is left out.
 
         Args:
-            text: the text; a text that fits is one piece.
+            text: the text, or several; a text that fits is one piece.
             size: most tokens of a piece, special ones and the prompt counted; default:
                 `config.max_length`.
             overlap: tokens of a piece that the next piece repeats, beginning at a word if possible.
             prompt, prompt_name: as for `encode`; the tokens of the prompt are counted in `size`.
 
         Returns:
-            The pieces, each with its characters (`start`, `end`) and tokens.
+            The pieces, each with its characters (`start`, `end`) and tokens; of several texts a
+            list for each.
 
         Raises:
             DTypeError: not a text. ShapeError: a size or overlap that `encode` refuses.
         """
         begin = self.config.prompt("chunks", prompt_name, prompt)
         chunker = self._chunker("chunks", begin, size, overlap)
-        return list(chunker.chunks(text, chunker.counts([text])[0]))
+        several = [text] if isinstance(text, str) else list(text)
+        counts = chunker.counts(several)
+        pieces = [list(chunker.chunks(t, n)) for t, n in zip(several, counts, strict=True)]
+        return pieces[0] if isinstance(text, str) else pieces
 
     def _chunker(self, op: str, prompt: str, size: int | None, overlap: int) -> Chunker:
         c = self.config

@@ -24,7 +24,7 @@ from centella.weights.model_files import kind_of, show
 
 Array = np.ndarray[Any, Any]
 SUFFIXES = (".npy", ".parquet", ".arrow")
-VECTORS, TEXTS, MODEL = "embedding", "text", "centella.model"
+VECTORS, TEXTS, LINES, MODEL = "embedding", "text", "line", "centella.model"
 CUT = "cut"  # in the note
 HEADER = 128  # bytes of a .npy header, with room for any number of rows
 GROUP = 1 << 16  # rows that a .parquet or .arrow file has together
@@ -36,12 +36,14 @@ class Stored(Struct, frozen=True):
     Attributes:
         vectors: [n, dim] of floats, read: a file that is mapped and cut short kills the process.
         texts: one a row, where the file has them; of a missing one "".
+        lines: of each row the line that its text is from, where the file says so.
         model: what made them, where the file says so.
     """
 
     vectors: Array
     texts: Sequence[str] | None = None
     model: str | None = None
+    lines: Sequence[int] | None = None
 
 
 def open_vectors(path: str | PathLike[str]) -> Stored:
@@ -89,9 +91,12 @@ def _arrow(file: BinaryIO, suffix: str) -> Stored:
     if texts is not None and not all(isinstance(text, str | None) for text in texts):
         raise ValueError(f"expected texts in {TEXTS}, got {table.column(TEXTS).type}")
     texts = None if texts is None else [text or "" for text in texts]
+    lines = table.column(LINES).to_pylist() if LINES in table.column_names else None
+    if lines is not None and not all(type(line) is int for line in lines):
+        raise ValueError(f"expected numbers in {LINES}, got {table.column(LINES).type}")
     model = (table.schema.metadata or {}).get(MODEL.encode())
     dim = -1 if len(table) else getattr(column.type, "list_size", 0)
-    return Stored(flat.reshape(len(table), dim), texts, model.decode() if model else None)
+    return Stored(flat.reshape(len(table), dim), texts, model.decode() if model else None, lines)
 
 
 def _numbers(column: Any) -> Array:
@@ -205,11 +210,14 @@ class VectorFile:
         self._file.append(np.ascontiguousarray(vectors, "<f4").tobytes(), self._note())
         self.rows += len(vectors)
 
-    def finish(self, texts: Sequence[str] = (), model: str = "") -> None:
+    def finish(
+        self, texts: Sequence[str] = (), model: str = "", lines: Sequence[int] | None = None
+    ) -> None:
         """Give the file its name, once all rows are there.
 
         Args:
-            texts: one a row, and model: its name; for .parquet and .arrow.
+            texts: one a row; model: its name; lines: of each row the line that its text is from.
+                These are for .parquet and .arrow.
 
         Raises:
             ShapeError: more texts than rows, or fewer. OSError: a full disk.
@@ -223,7 +231,8 @@ class VectorFile:
         if self.path.suffix == ".npy":
             self._file.rename()
         else:
-            write_vectors(self.path, np.load(self._file.part, mmap_mode="r"), texts, model)
+            rows = np.load(self._file.part, mmap_mode="r")
+            write_vectors(self.path, rows, texts, model, lines)
         self.discard()
 
     def discard(self) -> None:
@@ -232,9 +241,10 @@ class VectorFile:
 
 
 def write_vectors(
-    path: str | PathLike[str], vectors: Array, texts: Sequence[str] = (), model: str = ""
-) -> None:
-    """Vectors [n, dim] f32 as a file, whole or not at all; texts and model as for `finish`.
+    path: str | PathLike[str], vectors: Array, texts: Sequence[str] = (), model: str = "",
+    lines: Sequence[int] | None = None,
+) -> None:  # fmt: skip
+    """Vectors [n, dim] f32 as a file, whole or not at all; the others as for `finish`.
 
     Raises:
         ShapeError: vectors of another rank, or more texts than rows, or fewer.
@@ -251,7 +261,9 @@ def write_vectors(
             return
         arrow = _pyarrow()
         rows = arrow.list_(arrow.float32(), vectors.shape[1])
-        schema = arrow.schema([(TEXTS, arrow.string()), (VECTORS, rows)], metadata={MODEL: model})
+        numbers = [] if lines is None else [(LINES, arrow.int64())]
+        columns = [(TEXTS, arrow.string()), (VECTORS, rows), *numbers]
+        schema = arrow.schema(columns, metadata={MODEL: model})
         with (arrow.parquet.ParquetWriter if suffix == ".parquet" else arrow.ipc.new_file)(
             file, schema
         ) as out:
@@ -259,7 +271,8 @@ def write_vectors(
                 some = np.ascontiguousarray(vectors[start : start + GROUP])
                 column = arrow.FixedSizeListArray.from_arrays(some.reshape(-1), some.shape[1])
                 text = arrow.array(texts[start : start + GROUP], arrow.string())
-                out.write_table(arrow.table([text, column.cast(rows)], schema=schema))
+                of = [] if lines is None else [arrow.array(lines[start : start + GROUP])]
+                out.write_table(arrow.table([text, column.cast(rows), *of], schema=schema))
 
 
 def _expect_texts(path: str | PathLike[str], rows: int, texts: Sequence[str]) -> None:
