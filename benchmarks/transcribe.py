@@ -9,6 +9,7 @@ faster-whisper of the same shape, where it is installed. A peer that fails costs
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import wave
 from collections.abc import Iterator
@@ -119,6 +120,8 @@ def _faster_whisper(
         write(f"whisper-{size}", folder, "f32" if on_cpu else "f16")
         maker = TransformersConverter(str(folder), copy_files=["tokenizer.json"])
         maker.convert(converted, quantization=kind)
+        bands = json.dumps({"feature_size": SIZES[size][0]})
+        (Path(converted) / "preprocessor_config.json").write_text(bands)
         model = BatchedInferencePipeline(WhisperModel(converted, device=device, compute_type=kind))
         windows = [{"start": float(at), "end": at + 30.0} for at in range(0, int(seconds), 30)]
 
