@@ -721,6 +721,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ptx.mma_bytes(sums(), factor(), factor((16, 8)), i8), "mma_bytes takes i32 .16, 8."
     ),
     "bytes": (lambda: ptx.permute_bytes(1, 2, (0, 1, 2, 8)), "four numbers of bytes, 0 to 7"),
+    "whole bytes": (
+        lambda: ptx.permute_bytes(lang.local_id(), 2, cast("Any", (0, 1, 2, 3.0))),
+        "four numbers of bytes, 0 to 7",
+    ),
+    "a byte": (
+        lambda: ptx.permute_bytes(1, 2, cast("Any", 5)), "four numbers of bytes, 0 to 7, got 5"
+    ),
     "numbers": (lambda: ptx.widen_u7(1, f32), "widen_u7 gives f16 or bf16, less 0 to 127, got f32"),
     "zero": (lambda: ptx.widen_u7(1, f16, 128), "less 0 to 127, got f16, 128"),
     "words of sums": (
