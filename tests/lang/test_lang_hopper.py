@@ -168,6 +168,15 @@ def test_the_simulator_reports(fault: str) -> None:
         simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors, SIZES), 1)
 
 
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_boxes_stay_within_their_argument(name: str) -> None:
+    """Whatever extents a map has: rows that memory has not are neither read nor written."""
+    ir, tensors = case(f16)
+    words = {n: t.words[: 30 * 36] if n == name else t.words for n, t in tensors.items()}
+    with pytest.raises(SimulationError, match=f"'{name}' word .* out of bounds, it has 1080 words"):
+        simulate(ir, list(words.values()), bits(ir, tensors, SIZES), 1)
+
+
 @pytest.mark.parametrize(
     "sizes", [{"pitch": 73}, {"rows": 0}, {"batches": 2, "more": 100}], ids=str
 )

@@ -193,6 +193,19 @@ def widened_case(
     return record(widened, tensors, 32, zero=zero), tensors
 
 
+def both_widened(w: In[u32], z: Out[u32], y: Out[u32], *, first: DType) -> None:
+    """Numbers of a word as the one dtype, then as the other."""
+    t, other = lang.local_id(), f16 if first is bf16 else bf16
+    z[t] = ptx.widen_u7(w[t], first, 8)[0]
+    y[t] = ptx.widen_u7(w[t], other, 8)[0]
+
+
+def both_widened_case(first: DType) -> tuple[KernelIR, dict[str, Tensor]]:
+    words = np.arange(128, dtype=np.uint8).view(np.uint32)
+    tensors = {"w": tensor(words, u32), "z": empty((32,), u32), "y": empty((32,), u32)}
+    return record(both_widened, tensors, 32, first=first), tensors
+
+
 def integers(w: In[u32], x: In[u32], z: Out[u32], y: Out[i32, 2], *, kind: DType) -> None:
     """[16, 32] bytes by [32, 8] i8, whose columns lie in memory; bytes in another order."""
     t, dtype = lang.local_id(), f16
@@ -375,7 +388,8 @@ CASES: dict[str, Callable[[DType], tuple[KernelIR, dict[str, Tensor]]]] = {
     "loads": lambda dtype: loads_case(dtype, False), "chained": chained_case,
     "loads transposed": lambda dtype: loads_case(dtype, True), "widened": widened_case,
     "positive": lambda dtype: widened_case(dtype, 0), "less 8": lambda d: widened_case(d, 8),
-    "larger": larger_case, "i8": lambda _: integers_case(i8), "u8": lambda _: integers_case(u8),
+    "both": both_widened_case, "larger": larger_case,
+    "i8": lambda _: integers_case(i8), "u8": lambda _: integers_case(u8),
 }  # fmt: skip  # a table
 
 
@@ -707,6 +721,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ptx.mma_bytes(sums(), factor(), factor((16, 8)), i8), "mma_bytes takes i32 .16, 8."
     ),
     "bytes": (lambda: ptx.permute_bytes(1, 2, (0, 1, 2, 8)), "four numbers of bytes, 0 to 7"),
+    "whole bytes": (
+        lambda: ptx.permute_bytes(lang.local_id(), 2, cast("Any", (0, 1, 2, 3.0))),
+        "four numbers of bytes, 0 to 7",
+    ),
+    "a byte": (
+        lambda: ptx.permute_bytes(1, 2, cast("Any", 5)), "four numbers of bytes, 0 to 7, got 5"
+    ),
     "numbers": (lambda: ptx.widen_u7(1, f32), "widen_u7 gives f16 or bf16, less 0 to 127, got f32"),
     "zero": (lambda: ptx.widen_u7(1, f16, 128), "less 0 to 127, got f16, 128"),
     "words of sums": (

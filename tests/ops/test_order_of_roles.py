@@ -65,6 +65,12 @@ def of_digits() -> tuple[Call, list[Spec]]:
     return call, specs
 
 
+def of_many_digits() -> tuple[Call, list[Spec]]:
+    (call,), specs = test_streamed_blocks.product_of("q5_k", 1, 4300, 256, variant=STREAMED_DIGITS)
+    assert dict(call.constants)["tile"].slots == 2
+    return call, specs
+
+
 def of_tiles() -> tuple[Call, list[Spec]]:
     launch, _ = test_wgmma.lowered(130, 300, 520)
     return launch.call, [launch.a, launch.b, launch.call.tensors[-1].spec]
@@ -80,6 +86,12 @@ WAIT = "lang.ptx.wgmma_wait(1)\n"
 OF_BLOCKS = RELEASE.replace("lane", "self.lane")
 READ, WRITTEN = "race: written here, read by", "race: read here, written by"
 COMES, EARLY = "race: a box comes here, read by", "read before a thread has waited for its box"
+KEPT = """\
+        with lang.if_(self.lane == 0):
+            shared.read.arrive(slot)
+"""
+STEPS = "        for step in lang.range(lang.const(shared.steps, u32)):\n            stage = self"
+IN_TURN = "        for step in lang.range(\n            lang.ptx.warpgroup_uniform("
 TOLD = "shared.told.wait(slot, self.beside.parity)\n"
 # The launch, its kernel's module, what stands elsewhere or nowhere, the race.
 CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
@@ -115,6 +127,16 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     ),
     "sums of digits are read": (
         of_digits, digits_kernel, [("of_two)\n        meeting()\n", "of_two)\n")], WRITTEN,
+    ),
+    "planes of blocks are released": (
+        of_blocks, streamed_blocks, [(KEPT, ""), (STEPS, KEPT + STEPS)], COMES,
+    ),
+    "planes of one row are released": (
+        of_many_digits, digits_kernel, [(KEPT, ""), (IN_TURN, KEPT + IN_TURN)], COMES,
+    ),
+    "sums of digits are those of two blocks": (
+        of_many_digits, digits_kernel,
+        [("of_two = turn.get() % 2", "of_two = lang.const(0, u32)")], WRITTEN,
     ),
     "a stage of digits is released": (
         of_digits, digits_kernel, [(RUN + OF_BLOCKS, OF_BLOCKS + RUN)], COMES,

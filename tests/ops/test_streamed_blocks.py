@@ -14,6 +14,7 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
 from centella.op.variant import Variant
+from centella.ops.quant.digits import STREAMED_DIGITS
 from centella.ops.quant.streamed import STREAMED_BLOCKS
 from centella.ops.quant.table import FORMATS, ROWS
 from centella.simulator.run import simulate
@@ -29,12 +30,19 @@ STREAMED = [name for name in ROWS if FORMATS[name].cores is not None]
 def product_of(
     format: str, m: int, n: int, k: int, *extras: str, dtype: DType = bf16, y: DType | None = None,
     factors: DType = f16, align: int = 16, caps: Caps = CAPS, forced: bool = True,
-    variant: Variant[Any, Any] = STREAMED_BLOCKS,
+    variant: Variant[Any, Any] = STREAMED_BLOCKS, aligned: bool = True,
 ) -> tuple[list[Call], list[Spec]]:  # fmt: skip
-    """The launches of a product of m rows and n outputs, streamed if it can be, and operands."""
+    """The launches of a product of m rows and n outputs, streamed if it can be, and operands.
+
+    Args:
+        aligned: whether factors begin with a chunk.
+    """
     kind = FORMATS[format]
     planes = [make_spec(p.shape(n, k // kind.block), p.dtype or factors, 16 * (i == 0) or align)
               for i, p in enumerate(kind.planes)]  # fmt: skip
+    if not aligned:
+        planes = [p if q.dtype else replace(p, aligned=False)
+                  for p, q in zip(planes, kind.planes, strict=True)]  # fmt: skip
     shapes = {"bias": (n,), "residual": (m, n)}
     more = [make_spec(shapes[e], f32 if e == "bias" else dtype, 16) for e in extras]
     specs = [make_spec((m, k), dtype, 16), *planes, *more, make_spec((m, n), y or dtype, 16)]
@@ -82,11 +90,14 @@ def test_it_equals_float64(
 
 def compare_with_float64(
     format: str, call: Call, specs: list[Spec], extras: tuple[str, ...], seed: int,
-    tolerance: float = 2e-6,
+    tolerance: float = 2e-6, beyond: int = 0,
 ) -> None:  # fmt: skip
     """Simulate a launch over random operands and compare its result.
 
     Operands begin somewhere in their buffers, each somewhere else.
+
+    Args:
+        beyond: elements between a chunk and those that are not aligned.
     """
     rng, ir = np.random.default_rng(seed), traced(call)
     arrays = [filled(rng, spec) for spec in specs[:-1]]
@@ -95,8 +106,12 @@ def compare_with_float64(
     at = {p.source: i for i, p in enumerate(ir.params)}
     scalars = parameters(call, ir)
     for n_, (arg, memory) in enumerate(zip(ir.args, words[:-1], strict=False)):
-        words[n_] = np.concatenate([np.zeros(4 * (n_ + 1), np.uint32), memory])
-        scalars[at[arg.name, "offset"]] += 16 * (n_ + 1) // arg.dtype.itemsize
+        size = arg.dtype.itemsize
+        start = 16 * (n_ + 1) // size + (0 if specs[n_].aligned else beyond)
+        raw = np.zeros(-(-(start * size + memory.nbytes) // 16) * 16, np.uint8)
+        raw[start * size : start * size + memory.nbytes] = memory.view(np.uint8)
+        words[n_] = raw.view(np.uint32)
+        scalars[at[arg.name, "offset"]] += start
     simulate(ir, words, scalars, min(call.groups, 3))
     exact = [a if a.dtype.kind in "iu" else rounded(a, s.dtype)
              for a, s in zip(arrays, specs, strict=False)]  # fmt: skip
@@ -108,6 +123,32 @@ def compare_with_float64(
     size = np.abs(wanted).max()
     wanted = rounded(wanted, specs[-1].dtype)  # beyond f16 an infinity
     np.testing.assert_allclose(result(call, words), wanted, rtol=1e-5, atol=tolerance * size)
+
+
+@pytest.mark.parametrize(("m", "variant"), [(1, STREAMED_DIGITS), (3, STREAMED_BLOCKS)])
+@pytest.mark.parametrize(
+    ("format", "k", "align"), [("q8_0", 128, 16), ("q8_0", 384, 1), ("q4_k", 768, 16)]
+)
+def test_a_single_output(
+    format: str, k: int, align: int, m: int, variant: Variant[Any, Any]
+) -> None:
+    """Its factors begin on a chunk and end within one."""
+    (call,), specs = product_of(format, m, 1, k, y=f32, align=align, variant=variant)
+    assert call.kernel.name == variant.name
+    compare_with_float64(format, call, specs, (), k)
+
+
+@pytest.mark.parametrize(("m", "variant"), [(1, STREAMED_DIGITS), (3, STREAMED_BLOCKS)])
+@pytest.mark.parametrize(("format", "k"), [("q8_0", 384), ("q4_k", 768), ("q6_k", 512)])
+def test_factors_begin_with_any_element(
+    format: str, k: int, m: int, variant: Variant[Any, Any]
+) -> None:
+    """Halves of two words are a word of factors."""
+    (call,), specs = product_of(
+        format, m, 44, k, y=f32, align=1, variant=variant, aligned=False
+    )  # fmt: skip
+    assert call.kernel.name == variant.name
+    compare_with_float64(format, call, specs, (), k, beyond=3)
 
 
 def test_which_products_are_streamed() -> None:

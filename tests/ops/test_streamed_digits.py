@@ -13,6 +13,7 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.errors import LimitError
 from centella.op import op
+from centella.op.op import Form
 from centella.ops.matmul.normed import reference
 from centella.ops.quant.digits import STREAMED_DIGITS, preferred
 from centella.ops.quant.table import FORMATS
@@ -64,11 +65,11 @@ def test_results_of_16_bits(format: str, dtype: DType) -> None:
     compare_with_float64(format, call, specs, ("residual",), 75, step)
 
 
-def normed_of(
+def normed_form(
     format: str, n: int, k: int, *extras: str, gate: str = "", activation: str = "",
-    dtype: DType = bf16, caps: Caps = CAPS,
-) -> tuple[list[Call], list[Spec]]:  # fmt: skip
-    """The launches of a product behind a norm, or with a gate, and their operands."""
+    dtype: DType = bf16,
+) -> Form[Any]:  # fmt: skip
+    """A product behind a norm, or with a gate."""
     kind, rows = FORMATS[format], 2 * n if gate else n
     planes = [make_spec(p.shape(rows, k // kind.block), p.dtype or f16, 16) for p in kind.planes]
     shapes = {"norm": (k,), "shift": (k,), "bias": (rows,), "residual": (1, n)}
@@ -78,9 +79,16 @@ def normed_of(
         "extras": extras, "gate": gate, "eps": 1e-5, "alpha": 0.5, "dtype": "f32",
         "activation": activation, "kind": "layer" if "shift" in extras else "rms", "format": format,
     }  # fmt: skip
-    form = op_form(op.get("normed_linear"), tuple(specs[:-1]), (specs[-1],), attrs)
-    assert preferred(form, caps)
-    return list(form.lower(caps).calls), specs
+    return op_form(op.get("normed_linear"), tuple(specs[:-1]), (specs[-1],), attrs)
+
+
+def normed_of(
+    format: str, n: int, k: int, *extras: str, **options: Any
+) -> tuple[list[Call], list[Spec]]:
+    """Its launches, and their operands."""
+    form = normed_form(format, n, k, *extras, **options)
+    assert preferred(form, CAPS)
+    return list(form.lower(CAPS).calls), [*form.inputs, *form.outputs]
 
 
 @pytest.mark.turns("dtype")
@@ -170,6 +178,7 @@ def test_which_products_have_digits() -> None:
     attrs = {"extras": ("norm",), "gate": "", "eps": 1e-5, "alpha": 1.0, "format": "q8_0"}
     form = op_form(op.get("normed_linear"), (x, *stored, norm), (y,), attrs)
     assert not preferred(form, CAPS)
+    assert not preferred(normed_form("q8_0", 0, 256, "norm", gate="silu"), CAPS)  # of no outputs
     with pytest.raises(LimitError, match=r"\[2, 256\], q8_0: no variant fits"):
         form.lower(CAPS)
 

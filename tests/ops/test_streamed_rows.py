@@ -97,6 +97,26 @@ def test_it_equals_float64(
     )
 
 
+@pytest.mark.parametrize(("n", "k"), [(600, 264), (70, 264)])
+@pytest.mark.parametrize(("m", "variant"), [(1, STREAMED), (4, STREAMED_ROWS)])
+def test_matmul_by_a_transposed_view(
+    m: int, variant: Variant[Product, Stream], n: int, k: int
+) -> None:
+    """Of B [k, n], whose columns lie in memory, there may be more than rows."""
+    a, w, y = (make_spec(shape, bf16, 16) for shape in ((m, k), (n, k), (m, n)))
+    b = Spec((k, n), bf16, w.strides[::-1], w.aligned)
+    (call,) = op_form(op.get("matmul"), (a, b), (y,)).lower(CAPS).calls
+    assert call.kernel.name == variant.name
+    rng, ir = np.random.default_rng(n), traced(call)
+    arrays = [rng.standard_normal(spec.shape) for spec in (a, w)]
+    words = [laid_out(v, spec) for v, spec in zip((*arrays, None), (a, w, y), strict=True)]
+    simulate(ir, words, parameters(call, ir), min(call.groups, 3))
+    left, right = (rounded(v, bf16) for v in arrays)
+    wanted = left @ right.T
+    size = np.abs(wanted).max()
+    np.testing.assert_allclose(result(call, words), wanted, rtol=4 * bf16.epsilon, atol=1e-5 * size)
+
+
 def test_which_products_are_streamed() -> None:
     """2 to 16 rows of 16 bits on Hopper, of whole chunks; not in the simulator, unless by name."""
     assert call_of(2, 64, 1024).kernel.name == "streamed_rows"

@@ -216,9 +216,9 @@ class MapParam(Struct, frozen=True):
 
     `argument` is an index into `args`; `offset`, `extents` and `strides` (those of all dimensions
     but the first, which has 1) are indices into `params`, and count elements. `box` is the extents
-    of what one copy moves, `swizzle` the pattern in shared memory, in bytes. With `kind` "f16" or
-    "bf16" where the argument has bytes, extents, strides and box count pairs of them, as elements
-    of that dtype: the offset alone counts bytes.
+    of what one copy moves, `swizzle` the pattern in shared memory, in bytes. `kind` is "f16" or
+    "bf16"; where the argument has bytes or words, extents, strides and box count two bytes as an
+    element of that dtype: the offset alone counts elements of the argument.
     """
 
     argument: int

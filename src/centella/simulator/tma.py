@@ -182,6 +182,10 @@ def _box(
     for d in range(2, len(box)):
         inside &= at[d] < params[extents[d]]
         element = element + at[d] * params[strides[d - 1]]
+    region = machine.memory["global"][tensor_map.argument]
+    if (last := element[inside].max(initial=0) // 2) >= region.size:
+        text = f"{region.name} word {last} is out of bounds, it has {region.size} words"
+        raise machine.fault_here(index, f"a box has {text}")
     chunks = swizzled(first + np.arange(rows * columns // 8), tensor_map.swizzle)
     words = (chunks[:, None] * 4 + np.arange(4)).reshape(-1)
     return words, element.reshape(-1), inside.reshape(-1)

@@ -111,9 +111,11 @@ def warpgroups() -> list[Case]:
         cases.append(Case((In(a), In(b)), forced))
     cases.append(Case((In((19, 24), "large"), In((24, 9))), forced))
     one = {**forced, "variant": "streamed"}
-    cases += [Case((In((1, k)), In((k, 70), layout="transposed")), one) for k in (128, 264)]
+    for k, n in ((128, 300), (264, 70)):  # more columns than rows, and fewer
+        cases.append(Case((In((1, k)), In((k, n), layout="transposed")), one))
     few = {**forced, "variant": "streamed_rows"}
-    cases += [Case((In((m, 264)), In((264, 70), layout="transposed")), few) for m in (2, 11)]
+    for m, n in ((2, 300), (11, 70)):
+        cases.append(Case((In((m, 264)), In((264, n), layout="transposed")), few))
     cases.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
     return cases
 

@@ -166,7 +166,8 @@ def _widen_u7(w: Writer, i: int, statement: Statement) -> None:
     bits = (first + zero) * 0x10001  # of 1024 + zero, of -128 - zero
     bytes_, selector = w.new("%r"), "0x4342" if half else "0x4140"
     w.emit(f"prmt.b32 {bytes_}, {w.in_register(word)}, {high}, {selector};")
-    less = w.fixed_register(f"%zero{zero}", "b32", f"mov.b32 %zero{zero}, {bits:#010x};")
+    name = f"%zero_{kind}_{zero}"
+    less = w.fixed_register(name, "b32", f"mov.b32 {name}, {bits:#010x};")
     if kind == "f16":
         w.emit(f"sub.rn.f16x2 {w.result(i)}, {bytes_}, {less};")
         return

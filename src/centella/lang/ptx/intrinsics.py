@@ -124,7 +124,8 @@ def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int]) -> Expr:
         TraceError: unless `order` is four numbers from 0 to 7.
     """
     numbers: Any = order
-    if len(numbers) != 4 or any(byte not in range(8) for byte in numbers):
+    whole = isinstance(numbers, Sequence) and all(isinstance(byte, int) for byte in numbers)
+    if not whole or len(numbers) != 4 or any(byte not in range(8) for byte in numbers):
         raise TraceError(f"permute_bytes takes four numbers of bytes, 0 to 7, got {order!r}")
     t = current()
     operands = (expr_of(t, a, "u32"), expr_of(t, b, "u32"))

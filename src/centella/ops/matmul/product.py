@@ -38,6 +38,11 @@ class Product(Struct, frozen=True):
         return self.specs[0].dtype, self.specs[1].dtype
 
     @property
+    def columns(self) -> int:
+        """Of B, whichever way it lies."""
+        return self.problem.n * (2 if self.gated else 1)
+
+    @property
     def rows(self) -> tuple[bool, bool]:
         """Whether the rows of A, of B, start on 16 bytes."""
         p, (a, b, *_) = self.problem, self.specs

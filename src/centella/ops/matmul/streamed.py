@@ -127,7 +127,7 @@ def _launches(
     )  # fmt: skip
     own: Scalars = (
         ("n", problem.n), ("k", problem.k), ("ldw", problem.ldb), ("half", problem.n),
-        ("rows", product.specs[1].shape[0]), ("blocks", blocks_of(problem, tile.rows)),
+        ("rows", product.columns), ("blocks", blocks_of(problem, tile.rows)),
         ("alpha", product.alpha), ("ldr", product.residual_pitch), *scalars,
     )  # fmt: skip
     names = ("x", "w", *product.names)

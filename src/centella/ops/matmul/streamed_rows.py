@@ -240,7 +240,7 @@ def _launches(product: Product, tile: Stream, caps: Caps) -> Lowered:
     scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("ldx", problem.lda),
         ("ldw", problem.ldb), ("ldy", problem.ldy), ("half", problem.n),
-        ("rows", product.specs[1].shape[0]), ("blocks", blocks_of(problem, tile.rows)),
+        ("rows", product.columns), ("blocks", blocks_of(problem, tile.rows)),
         ("alpha", product.alpha), ("ldr", product.residual_pitch),
     )  # fmt: skip
     names, groups = ("x", "w", *product.names), groups_of(problem, tile.rows)

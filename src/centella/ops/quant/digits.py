@@ -85,7 +85,7 @@ def _tile(product: Product, caps: Caps) -> BlockStream | None:
     kind, problem = product.format, product.problem
     vectors = [product.extras[name] for name in ("norm", "shift") if name in product.extras]
     whole = all(aligned(s, 0, 0) for s in (rows_of(product.x), *vectors))
-    if not (whole and problem.m == 1 and problem.k <= LONGEST):
+    if not (whole and problem.m == 1 and problem.n and problem.k <= LONGEST):
         return None
     if not comes_in_blocks(kind, problem.k, product.x.dtype, product.planes, caps):
         return None

@@ -6,15 +6,15 @@
 
 How weights come is in `stream.py`. Stored numbers are multiplied as the bytes they are; it is h
 that is made of integers, once for a group. Of 32 neighbours, the largest of which is below 2^e,
-each is an integer of 31 bits times 2^(e - 30), and that is four digits of 8 bits, from -128 to 127:
-columns of the second factor of `mma`, whose first has 16 rows of 32 bytes. Sums of 32 products are
-exact. They are made f32, multiplied by their factor and 2^(e - 30), and added to one sum for each
-digit; 256 to the power of the digit comes last. What a format adds to its numbers times a factor is
-multiplied by the sum of h. (Digits of a factor on integer tensor cores: Ootomo, Ozaki and Yokota
-2023, arXiv 2306.11975, there of f64.)
+each is cut to an integer of 31 bits times 2^(e - 30), and that is four digits of 8 bits, from -128
+to 127: columns of the second factor of `mma`, whose first has 16 rows of 32 bytes. Sums of 32
+products are exact. They are made f32, multiplied by their factor and 2^(e - 30), and added to one
+sum for each digit; 256 to the power of the digit comes last. What a format adds to its numbers
+times a factor is multiplied by the sum of h. (Digits of a factor on integer tensor cores: Ootomo,
+Ozaki and Yokota 2023, arXiv 2306.11975, there of f64.)
 
-The error is that of h, 2^-30 of the largest of 32 (of 2^-97, where that is more), and of additions
-in f32. 32 neighbours with an infinity or NaN give NaN.
+The error is that of h, below 2^-29 of the largest of 32 (of 2^-97, where that is more), and of
+additions in f32. 32 neighbours with an infinity or NaN give NaN.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 One thread has tiles of stored bytes, and of high bits, copied into a ring, before the launches
 before this one are over, and at once the other planes of a block of outputs, whose rows follow each
-other in memory. Of
-the warps that multiply four share the columns of a stage, two of these teams its rows; where there
-are two such crews, they take stages in turn.
+other in memory. Of the warps that multiply four share the columns of a stage, two of these teams
+its rows; where there are two such crews, they take stages in turn.
 """
 
 from __future__ import annotations
@@ -321,12 +320,17 @@ def comes_in_blocks(kind: Format, k: int, x: DType, planes: Sequence[Spec], caps
 
 def beside_of(planes: Sequence[Spec]) -> Beside:
     """How planes lie."""
-    return tuple((s.strides[0] * s.dtype.itemsize // 4, s.aligned) for s in planes)
+    return tuple((s.strides[0] * s.dtype.itemsize // 4, in_chunks(s)) for s in planes)
 
 
 def rows_follow(spec: Spec) -> bool:
     """Whether rows follow each other, in chunks or in words of two 16-bit numbers."""
     width, (pitch, step) = spec.shape[1], spec.strides
-    if step != 1 or (pitch - width) * spec.dtype.itemsize >= CHUNK:
+    if step != 1 or not 0 <= (pitch - width) * spec.dtype.itemsize < CHUNK:
         return False
-    return spec.aligned or (spec.dtype in (bf16, f16) and pitch == width and width % 2 == 0)
+    return in_chunks(spec) or (spec.dtype in (bf16, f16) and pitch == width and width % 2 == 0)
+
+
+def in_chunks(spec: Spec) -> bool:
+    """Whether rows are whole chunks; the only row of an aligned plane may be none."""
+    return spec.aligned and spec.strides[0] * spec.dtype.itemsize % CHUNK == 0
