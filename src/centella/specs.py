@@ -289,6 +289,11 @@ class Caps(Struct, frozen=True):
     @property
     def launches_are_free(self) -> bool:
         """Whether a launch costs nothing beside its work: where a CPU does it."""
+        return self.uses_host_memory
+
+    @property
+    def uses_host_memory(self) -> bool:
+        """Whether its memory is that of the process, since a CPU computes."""
         return self.family in ("software", "simulator", "cpu")
 
     @property

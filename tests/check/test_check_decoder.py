@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,15 @@ def test_a_decoder_beside_the_cpu(device: ct.Device) -> None:
     assert report.card().count("squared error") == len(PATHS) + 1
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3-moe"])
-def test_a_decoder_beside_transformers(family: str) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3-moe", "phi4-mini"])
+def test_a_decoder_beside_transformers(family: str, tmp_path: Path) -> None:
+    """Also past the length that longrope was trained with, whatever a folder says of sampling."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    report = check_model(FOLDER / family, "cpu")
+    folder = Path(shutil.copytree(FOLDER / family, tmp_path / family))
+    stated = {"do_sample": True, "repetition_penalty": 9.0, "eos_token_id": list(range(2, 160, 2))}
+    (folder / "generation_config.json").write_text(json.dumps(stated))
+    report = check_model(folder, "cpu")
     assert report.ok and report.against.startswith("transformers "), report.card()
     assert report.tokens is not None and report.tokens.equal == report.tokens.of == 24
 

@@ -289,9 +289,30 @@ def test_the_folder_says_how_to_sample(tmp_path: Path) -> None:
     assert with_seed == model.generate(TEXT, max_new_tokens=8, seed=1, temperature=0.6, top_p=0.9)
 
 
-def test_a_folder_with_sampling_that_cannot_be(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, generation_config={"do_sample": True, "top_p": 7})
-    with pytest.raises(WeightsError, match=r"generation_config\.json: top_p: expected"):
+def test_a_folder_that_penalises_and_does_not_draw(tmp_path: Path) -> None:
+    """As transformers: the penalty holds for the likeliest token, too; top_p changes nothing."""
+    stated = {"do_sample": False, "repetition_penalty": 9.0, "top_p": 0.1}
+    model = load(folder_with(tmp_path, generation_config=stated), "cpu")
+    plain = load(FOLDER / "qwen3", "cpu", task="generate")
+    wanted = plain.generate(TEXT, max_new_tokens=20, repetition_penalty=9.0, ignore_eos=True).ids
+    assert model.generate(TEXT, max_new_tokens=20, ignore_eos=True).ids == wanted
+    assert wanted != plain.generate(TEXT, max_new_tokens=20, ignore_eos=True).ids
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"do_sample": True, "top_p": 7}, "top_p: expected"),
+        ({"repetition_penalty": "x"}, "repetition_penalty: expected a number, got 'x'"),
+        ({"eos_token_id": [2, "x"]}, r"eos_token_id: expected an id or several, got \[2, 'x'\]"),
+        ({"eos_token_id": "2"}, "eos_token_id: expected an id or several, got '2'"),
+    ],
+)
+def test_a_folder_with_generation_that_cannot_be(
+    stated: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path, generation_config=stated)
+    with pytest.raises(WeightsError, match=rf"generation_config\.json: {message}"):
         load(folder, "cpu")
 
 

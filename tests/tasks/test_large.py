@@ -241,6 +241,20 @@ def test_a_model_that_has_no_room(large: Path, limit: int, advice: str) -> None:
     assert (ct.zeros(3, device=device) + 1).numpy().tolist() == [1, 1, 1]
 
 
+@pytest.mark.devices("cpu", "webgpu")
+def test_a_model_larger_than_the_memory_of_the_machine(
+    device: ct.Device, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a CPU computes, weights would take it, and more of it than there is."""
+    if not device.caps.uses_host_memory:
+        pytest.skip("this device has memory of its own")
+    monkeypatch.setattr("centella.nn.room.available", lambda: 140 << 20)
+    advice = r"bytes of weights on .*, got 1\d\d,\d{3},\d{3} free; quantize='q4_0' needs [\d,]+$"
+    with ct.ledger() as led, pytest.raises(ct.OutOfMemoryError, match=advice):
+        ct.load(large, device, "bf16")
+    led.expect(uploads=0, allocations=0)
+
+
 def test_a_tensor_larger_than_a_buffer(large: Path) -> None:
     device = ct.device("simulator", pool="exact")
     device.backend.caps = replace(device.caps, max_buffer=1 << 20)

@@ -12,11 +12,15 @@ from msgspec import Struct
 from centella.backends.base import Array
 from centella.check.report import Quantized, Tokens
 from centella.tasks.generate import Generator
+from centella.tasks.sampling import SamplingArgs
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import fetch
 
 CONTINUED = 24  # tokens of the continuation
 PROMPT = 24  # of a model without a tokenizer
+# Whatever the folder says.
+GREEDY: SamplingArgs = {"temperature": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
+                        "presence_penalty": 0.0}  # fmt: skip
 NEAR = 4.0  # of two tokens whose logits lie so many times as far apart as logits may be off, either
 
 
@@ -51,7 +55,7 @@ def run_decoder(task: Generator, ids: Array) -> Decoded:
     past = model.past(1, ids.shape[1], model.device)
     states = [x[0] for x in model.layer_states(tokens, past)]
     *values, logits = fetch(*states, model(tokens)[0]).result()
-    new = task.generate(ids[0].tolist(), max_new_tokens=count, ignore_eos=True, temperature=0.0).ids
+    new = task.generate(ids[0].tolist(), max_new_tokens=count, ignore_eos=True, **GREEDY).ids
     whole = np.concatenate([ids[0], np.array(new, np.int32)])[None, :-1]
     by = model(asarray(whole, device=model.device))[0, ids.shape[1] - 1 :].numpy()
     return Decoded(dict(zip(_paths(len(values) - 1), values, strict=True)), logits, list(new), by)
@@ -77,17 +81,19 @@ def run_reference(folder: Path, ids: Array, context: int) -> Decoded:
     hook = layers[-1].register_forward_hook(keep)  # `hidden_states` has that after the norm
     with torch.inference_mode():
         tokens = torch.from_numpy(ids.astype(np.int64))
-        out = theirs(input_ids=tokens, output_hidden_states=True, use_cache=True)
+        out = theirs(input_ids=tokens, output_hidden_states=True, use_cache=False)
         hook.remove()
         states = [x[0].numpy() for x in (*out.hidden_states[:-1], last["x"])]
-        logits, by = out.logits[0].numpy(), [out.logits[0, -1].numpy()]
-        new = [int(by[-1].argmax())]
-        while len(new) < min(CONTINUED, context - ids.shape[1]):
-            out = theirs(input_ids=torch.tensor([[new[-1]]]), past_key_values=out.past_key_values)
-            by.append(out.logits[0, -1].numpy())
-            new.append(int(by[-1].argmax()))
+        # By `generate`, since it reads a text again where longrope's frequencies change.
+        theirs.generation_config = importlib.import_module("transformers").GenerationConfig(
+            max_new_tokens=min(CONTINUED, context - ids.shape[1]), do_sample=False,
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        told = theirs.generate(tokens, attention_mask=torch.ones_like(tokens))
     named = dict(zip(_paths(len(layers)), states, strict=True))
-    return Decoded(named, logits, new, np.stack(by))
+    new = told.sequences[0, ids.shape[1] :].tolist()
+    by = np.stack([x[0].numpy() for x in told.logits])
+    return Decoded(named, out.logits[0].numpy(), new, by)
 
 
 def _paths(layers: int) -> list[str]:

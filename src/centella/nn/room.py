@@ -50,7 +50,8 @@ def check_room(
     """Refuse weights for which a device has no room.
 
     What is free is what the driver says, with what the pool keeps for reuse, and the device's
-    `memory_limit`. Where neither is known, nothing is refused.
+    `memory_limit`. On the CPU and on software adapters it is the machine's memory, and what the
+    limits of the process leave of it. Where none of these is known, nothing is refused.
 
     Raises:
         OutOfMemoryError: they need more than is free; says which `quantize=` would fit.
@@ -91,8 +92,7 @@ def check_cache(
 ) -> None:
     """Refuse keys and values for which a device has no room.
 
-    What is free is as for weights; on the CPU it is the machine's memory, and what the limits of
-    the process leave of it.
+    What is free is as for weights.
 
     Args:
         origin: who needs them; planes: shape and dtype of each State of a layer.
@@ -103,7 +103,7 @@ def check_cache(
     """
     specs = (device.storage.spec(*plane) for plane in planes)
     needed = layers * sum(device.pool.size_of(spec.storage_bytes) for spec in specs)
-    free = _free(device, needed, host=device.caps.target == "numpy")
+    free = _free(device, needed)
     if free is not None and needed > free:
         raise OutOfMemoryError(
             f"{origin}: expected room for {needed:,} bytes of keys and values on {device.name}, "
@@ -111,17 +111,13 @@ def check_cache(
         )
 
 
-def _free(device: Device, needed: int, host: bool = False) -> int | None:
-    """Bytes that the device may still give; None: nobody says, or little is needed.
-
-    Args:
-        host: its memory is the machine's.
-    """
+def _free(device: Device, needed: int) -> int | None:
+    """Bytes that the device may still give; None: nobody says, or little is needed."""
     device.pool.drain()
     pool, rest = device.pool, list[int]()
     if pool.budget is not None:
         rest.append(pool.budget - pool.live)
     if needed >= SMALL:
-        free = available() if host else device.memory.free
+        free = available() if device.caps.uses_host_memory else device.memory.free
         rest += [] if free is None else [free + pool.held - pool.live]
     return min(rest, default=None)

@@ -57,17 +57,16 @@ class Sampling(Struct, frozen=True):
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any], origin: str) -> Self:
-        """What a generation_config.json says; greedy where it does not sample.
+        """What a generation_config.json says; temperature 0 where it does not sample.
 
         Raises:
             WeightsError: a value that cannot be.
         """
-        if not values.get("do_sample", False):
-            return cls()
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        stated = {n: values[n] for n in names if values.get(n) is not None}
+        drawn = ("temperature", "top_k", "top_p", "min_p") if values.get("do_sample") else ()
+        stated = {n: values[n] for n in (*drawn, "repetition_penalty") if values.get(n) is not None}
+        base: dict[str, float] = {"temperature": 1.0} if drawn else {}
         try:
-            return cls().with_(origin, {"temperature": 1.0, **stated})
+            return cls().with_(origin, {**base, **stated})
         except (ShapeError, DTypeError) as error:
             raise WeightsError(str(error)) from error
 
@@ -132,10 +131,14 @@ class GeneratorConfig(Struct, frozen=True):
         file = folder / "generation_config.json"
         own = read_json(file)
         config = read_json(folder / "config.json")
-        for source in (own, config):
+        for name, source in (("generation_config.json", own), ("config.json", config)):
             stated = source.get("eos_token_id")
-            several = stated if isinstance(stated, list) else [stated]
-            stops.update(i for i in several if type(i) is int and i >= 0)
+            several = stated if isinstance(stated, list) else [] if stated is None else [stated]
+            if any(type(i) is not int for i in several):
+                raise WeightsError(
+                    f"{folder / name}: eos_token_id: expected an id or several, got {show(stated)}"
+                )
+            stops.update(i for i in several if i >= 0)
         begin = config.get("bos_token_id")
         begin = begin if type(begin) is int and begin >= 0 else None
         return cls(frozenset(stops), begin, Sampling.from_config(own, str(file)))
