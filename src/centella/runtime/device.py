@@ -353,7 +353,7 @@ def devices() -> list[str]:
     a device is; `centella info` says why a kind has none.
     """
     names: list[str] = []
-    for kind in ("cuda", "webgpu"):
+    for kind in reversed(GPUS):
         with suppress(Exception):  # drivers and their bindings raise what they like
             names += [row["open_with"] for row in listed(kind)]
     return [*names, "cpu"]
