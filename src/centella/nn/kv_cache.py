@@ -100,7 +100,7 @@ class KVCache:
 
     @property
     def num_layers(self) -> int:
-        """Layers."""
+        """Layers of the model, each with keys and values of its own."""
         return len(self._layers)
 
     @property

@@ -295,7 +295,7 @@ def _first_use(opened: Device) -> str:
 
 
 def open_devices() -> list[Device]:
-    """The devices that are open."""
+    """The devices of this process that are neither closed, lost nor collected."""
     return [d for r in _devices if (d := r()) is not None and not d.lost]
 
 
