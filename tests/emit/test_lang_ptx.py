@@ -37,7 +37,7 @@ from centella.emit.ptx import (
 )
 from centella.errors import DeviceError, TraceError
 from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
-from centella.lang.ir import CONTROL, EFFECTS, PTX_ONLY, PURE, SUBGROUP
+from centella.lang.ir import ACCESSES, CONTROL, PTX_ONLY, PURE, SUBGROUP
 from centella.simulator.run import simulate
 from tests.simulator.test_lang_simulate import row_sum, softmax
 from tests.support.lang_common import cuda_tool
@@ -902,8 +902,8 @@ def test_what_leaves_an_empty_loop_is_there_after_it() -> None:
 
 def test_the_cases_cover_every_operation() -> None:
     seen = {s[0] for case in CASES.values() for s in case.trace().body}
-    memory = {f"{s}{op}{n}" for s in ("", "s") for op in ("load", "store") for n in ("", "4")}
-    every = PURE | CONTROL | EFFECTS | SUBGROUP | memory | {"const", "var", "get"}
+    rest = {"const", "var", "get", "set", "barrier", "workgroup_uniform"}
+    every = PURE | CONTROL | ACCESSES | SUBGROUP | rest
     assert seen == every - PTX_ONLY  # which `test_lang_tiles` has cases of
 
 

@@ -1226,7 +1226,7 @@ SHOWN = {
     "| `ptx.launch_dependents()`": "clusters.texts_assemble",
     "| `ptx.await_launches()`": "clusters.what_is_read_early_is_known",
     "| `b.send(i": "clusters.words_that_are_not_waited_for clusters.what_cannot_be_sent",
-    "What it reads before, no launch": "clusters.what_is_read_early_is_known",
+    "No launch that may still run": "clusters.what_is_read_early_is_known",
     "So `launch_dependents` changes": "clusters.texts_assemble",
     "| `ptx.grid_barrier()`": "grids.groups_meet",
     # of those, on Hopper
@@ -1262,7 +1262,7 @@ SHOWN = {
     "The simulator runs a kernel for Hopper": "hopper.boxes_and_products",
     "It reports access to the memory": "hopper.the_simulator_reports",
     "It cannot report a missing `init_fence`": "hopper.the_simulator_reports",
-    "Who has waited for a phase": "clocks.who_waits_for_another_barrier_is_not_told "
+    "A wait for a phase": "clocks.who_waits_for_another_barrier_is_not_told "
     "clocks.a_box_is_overwritten_once_it_is_read clocks.order_is_passed_on",
     "A wait orders nothing else": "clocks.who_waits_for_another_barrier_is_not_told "
     "clocks.a_phase_tells_what_was_published_to_it",

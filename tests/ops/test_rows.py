@@ -104,10 +104,10 @@ def test_every_team_is_right(name: str, caps: Caps) -> None:
             teams.add(team)
             check(name, call, ir, columns, dtype)
     assert len(teams) > 10
-    assert {(t.sure < t.held, t.parted) for t in teams if t.held} == {
+    assert {(t.sure < t.items, t.parted) for t in teams if t.items} == {
         (False, False), (True, False), (True, True),
     }  # fmt: skip
-    assert any(not t.held for t in teams) == (caps is LEAST)
+    assert any(not t.items for t in teams) == (caps is LEAST)
     assert any(t.stored for t in teams) == (caps is CUDA and name == "softmax")
 
 
@@ -129,9 +129,9 @@ def test_a_row_is_right_wherever_it_is(dtype: DType, log: bool) -> None:
             np.nan, np.inf, -np.inf, -np.inf, 1, low, -low,
         )  # fmt: skip
         x = rounded(x.astype(np.float32), dtype)
-        held = -(-columns // (64 * width))
+        items = -(-columns // (64 * width))
         parted = columns % width > 0
-        in_registers = Team(64, 128, held, columns // (64 * width), parted, True, 3)
+        in_registers = Team(64, 128, items, columns // (64 * width), parted, True, 3)
         in_memory = replace(in_registers, stored=True)
         near, wanted = max(dtype.epsilon, 2e-6), softmax_of(x, log)
         stored_as = rounded(wanted.astype(np.float32), dtype)
@@ -144,7 +144,7 @@ def test_a_row_is_right_wherever_it_is(dtype: DType, log: bool) -> None:
 @pytest.mark.parametrize("shuffle", [True, False], ids=["cuda", "webgpu"])
 @pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
 def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
-    """NaN of either sign above all, 0 and -0 alike; held and walked, parts of items."""
+    """NaN of either sign above all, 0 and -0 alike; unrolled and walked, parts of items."""
     width = dtype.per_chunk
     for columns in (64 * width * 2, 64 * width * 3 - 5):
         x = np.random.default_rng(columns).standard_normal((9, columns))
@@ -188,26 +188,26 @@ def test_teams_hold_rows_in_few_registers() -> None:
                 team = team_of(columns, width, caps)
                 assert team.lanes & (team.lanes - 1) == 0
                 assert team.threads <= caps.max_workgroup
-                if team.held:
+                if team.items:
                     items = -(-columns // width)
-                    places = team.held * team.lanes
+                    places = team.items * team.lanes
                     assert places - team.lanes < items <= places
-                    assert team.held * width <= MOST
-                    assert team.sure == team.held - (columns < places * width)
+                    assert team.items * width <= MOST
+                    assert team.sure == team.items - (columns < places * width)
                     assert team.parted == (columns % width > 0)
-    assert not team_of(40000, 4, CUDA).held
-    assert not team_of(8200, 4, LEAST).held
+    assert not team_of(40000, 4, CUDA).items
+    assert not team_of(8200, 4, LEAST).items
 
 
 def test_a_row_is_shared_as_its_length_allows() -> None:
     """Whole rows where some team has them whole; a warp as long as one holds the row."""
-    for columns, width, lanes, held in (
+    for columns, width, lanes, items in (
         *((384, 4, 32, 3), (384, 8, 16, 3), (768, 4, 32, 6), (1024, 8, 32, 4)),
         *((4096, 4, 256, 4), (4096, 8, 256, 2), (5120, 4, 256, 5), (8192, 4, 256, 8)),
         *((16384, 4, 512, 8), (32000, 4, 1024, 8), (1, 4, 2, 1)),
     ):
         team = team_of(columns, width, CUDA)
-        assert (team.lanes, team.held) == (lanes, held)
+        assert (team.lanes, team.items) == (lanes, items)
     assert ENOUGH < MOST
     assert team_of(384, 4, CUDA).groups(65536) == 16384
 

@@ -17,13 +17,13 @@ T = TypeVar("T")
 # The module and class of each kind of device. A driver loads with the first device of its kind.
 BACKENDS: dict[str, tuple[str, str]] = {
     "cpu": ("centella.backends.cpu", "CpuBackend"),
-    "simulator": ("centella.backends.simulator", "SimulatorBackend"),
     "webgpu": ("centella.backends.webgpu", "WebGpuBackend"),
     "cuda": ("centella.backends.cuda", "CudaBackend"),
+    "simulator": ("centella.backends.simulator", "SimulatorBackend"),
 }
-# Kinds that a driver has: called with `which` device of it and the application's own, `native`;
-# checked at their first use.
-GPUS = ("webgpu", "cuda")
+# Kinds that a driver has, and what `which` of them is: called with it and the application's own,
+# `native`; checked at their first use.
+GPUS = {"webgpu": "index or word", "cuda": "index"}
 # The kind of device that an application's own is, by the package of its type.
 NATIVES: dict[str, str] = {
     "wgpu": "webgpu",
@@ -64,8 +64,7 @@ def open_backend(name: str, native: object, options: dict[str, object]) -> Backe
     if kind not in BACKENDS or (which and kind not in GPUS):
         meant = kind.lower() if kind.lower() in BACKENDS else OTHERS.get(kind.lower())
         raise DeviceError(
-            f"unknown device {name.removesuffix(':')!r}; expected cpu, webgpu, "
-            f"webgpu:<index or word>, cuda, cuda:<index> or simulator"
+            f"unknown device {name.removesuffix(':')!r}; expected {_spellings()}"
             f"{f'; write {meant}' if meant else ''}"
         )
     chosen = {"which": which, "native": native} if kind in GPUS else {}
@@ -75,6 +74,15 @@ def open_backend(name: str, native: object, options: dict[str, object]) -> Backe
         if not options:
             raise
         raise DeviceError(f"{name}: unknown option among {', '.join(options)}") from error
+
+
+def _spellings() -> str:
+    """The names of devices, for errors."""
+    names: list[str] = []
+    for kind in BACKENDS:
+        names += [kind, f"{kind}:<{GPUS[kind]}>"] if kind in GPUS else [kind]
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
 
 
 def class_of(kind: str) -> type[Backend]:

@@ -133,7 +133,7 @@ class Quantized(Struct, frozen=True):
         )
 
 
-class Found(Struct, frozen=True):
+class Heading(Struct, frozen=True):
     """What every report says first.
 
     Attributes:
@@ -168,7 +168,7 @@ class Found(Struct, frozen=True):
         ]
 
 
-class DeviceReport(Found, frozen=True):
+class DeviceReport(Heading, frozen=True):
     """What `check_device` found.
 
     Attributes:
@@ -200,7 +200,7 @@ class DeviceReport(Found, frozen=True):
         return "\n".join([*lines, f"took      {self.seconds:.0f} s"])
 
 
-class ModelReport(Found, frozen=True):
+class ModelReport(Heading, frozen=True):
     """What `check_model` found.
 
     Attributes:
@@ -261,7 +261,7 @@ def _line(layer: Layer, wide: int) -> str:
 
 
 def device_fields(device: Device, seconds: float) -> dict[str, Any]:
-    """The fields of `Found`: a device, versions, seconds."""
+    """The fields of `Heading`: a device, versions, seconds."""
     versions = {
         "centella": __version__,
         "Python": platform.python_version(),

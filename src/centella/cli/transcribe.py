@@ -281,8 +281,8 @@ def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
             _save(parts, _path(Path(how.output), file, how.format))
     seconds, took = running.duration, time.monotonic() - began
     language = f", {running.language}" if running.language else ""
-    found = "text" if how.options["vad"] == "off" else "speech"
-    nothing = "" if heard.count else f"; no {found} was found"
+    sought = "text" if how.options["vad"] == "off" else "speech"
+    nothing = "" if heard.count else f"; no {sought} was found"
     err(f"{_called(file)}: {seconds:.1f} s{language} in {took:.1f} s, "
         f"{seconds / max(took, 1e-9):.1f} x real time{nothing}")  # fmt: skip
 

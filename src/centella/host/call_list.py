@@ -91,7 +91,7 @@ def row_first(x: Array, out: Array) -> None:
 
 
 def row_sum(x: Array, out: Array) -> None:
-    """The sum of each row."""
+    """Write the sum of each row: x [..., n] to out [..., 1]."""
     np.add.reduce(x, axis=-1, out=out, keepdims=True)
 
 

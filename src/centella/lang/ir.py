@@ -123,15 +123,6 @@ PTX_ONLY = AMPERE | FROM_90 | HOPPER
 ATOMICS = "add min max and or xor exchange compare_exchange".split()
 GLOBAL_ATOMICS = frozenset(f"atomic_{name}" for name in ATOMICS)
 SHARED_ATOMICS = frozenset(f"satomic_{name}" for name in ATOMICS)
-EFFECTS = (
-    frozenset({"store", "store4", "sstore", "sstore4", "set", "barrier", "workgroup_uniform"})
-    | GLOBAL_ATOMICS
-    | SHARED_ATOMICS
-    | FRAGMENT_WRITES
-    | COPIES
-    | ((FROM_90 | HOPPER) - {"warpgroup", "cluster_rank"})
-    | {"resident", "fetch_lines", "grid_barrier"}
-)
 STORES = frozenset({"store", "store4", "tma_store"}) | GLOBAL_ATOMICS
 GLOBAL = frozenset({"load", "load4", "store", "store4"}) | GLOBAL_ATOMICS
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"}) | SHARED_ATOMICS

@@ -36,7 +36,7 @@ class Recorder(Protocol):
     """What values ask of the tracer that they belong to."""
 
     def constant(self, value: Number, type_: str, /) -> Expr:
-        """A constant."""
+        """Record a number of an IR type, or give the one that is recorded."""
         ...
 
     def pure(self, op: str, type_: str, args: tuple[Expr, ...], /) -> Expr:

@@ -128,7 +128,7 @@ class BertConfig(ModelConfig, frozen=True):
         ModelConfig.check_sizes(stored, checkpoint, file)
 
     def tensors_of_layer(self) -> int:
-        """Tensors of a layer."""
+        """As every config; a family says how many."""
         return self.traits.layer_tensors
 
 

@@ -82,7 +82,7 @@ class BlockCache:
 
     @property
     def num_layers(self) -> int:
-        """Layers."""
+        """Layers of the model, each with keys and values of its own."""
         return len(self._layers)
 
     def reset(self) -> None:

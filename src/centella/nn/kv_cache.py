@@ -93,8 +93,6 @@ class KVCache:
             f"{self.length} of {self.capacity} on {self.device.name}>"
         )
 
-    # -- what it is -------------------------------------------------------------------------------
-
     @property
     def dtype(self) -> DType:
         """Storage of keys and values."""
@@ -102,7 +100,7 @@ class KVCache:
 
     @property
     def num_layers(self) -> int:
-        """Layers."""
+        """Layers of the model, each with keys and values of its own."""
         return len(self._layers)
 
     @property
@@ -132,8 +130,6 @@ class KVCache:
     def _has(self, layer: int) -> bool:
         """Whether a layer has this step's keys and values."""
         return bool(self._filled.tokens) and self._layers[layer].keys.note == self._filled.step
-
-    # -- filling it -------------------------------------------------------------------------------
 
     @uninterrupted
     def begin(self, tokens: int = 1) -> Tensor:
@@ -325,8 +321,6 @@ class KVCache:
             k, v = source.rows(lambda x: gather(x[:, :, :tokens], at))
             self.append(*other._operands.narrowed(k, v), layer)
 
-    # -- going back -------------------------------------------------------------------------------
-
     @uninterrupted
     def truncate(self, length: int | Iterable[int]) -> None:
         """Forget what comes after a length, of all sequences or of each: what a rollback needs.
@@ -355,8 +349,6 @@ class KVCache:
         for layer in self._layers:
             layer.reset()
         self._steps.mark(lambda filled: filled.cut((0,) * self.shape[0]))
-
-    # -- reading it -------------------------------------------------------------------------------
 
     def states(self, layer: int = 0) -> tuple[Tensor, ...]:
         """Keys and values of a layer, each of the cache's shape; zeros fill the narrower rows.

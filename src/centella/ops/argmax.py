@@ -90,7 +90,7 @@ def _candidate(
         return lang.select(_nan(words, x.dtype), NONE, key)
 
     tops = row.kept(top_of)
-    if row.held:
+    if row.unrolled:
         mine = order(row.own(tops, 0, "max"))
     else:
         mine = row.own(lambda item: order(tops(item)), 0, "max")

@@ -93,7 +93,7 @@ def _attend(
     top = row.total(lambda item: [scores(item)], LOWEST, "max")
     weigh = row.kept(lambda item: item.masked([lang.exp2(scores(item) - top)], 0.0)[0])
     whole = row.total(lambda item: [weigh(item)], 0.0, "add")
-    weights = lang.shared(f32, team.held * THREADS)
+    weights = lang.shared(f32, team.items * THREADS)
     for item in row.items():
         weights[me + item.index * THREADS] = weigh(item)
     lang.barrier()

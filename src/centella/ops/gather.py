@@ -52,17 +52,17 @@ def _pick(
         at = {name: offset_of(index, name) for name in ("x", "i", "y", *base)}
         last = lang.parameter("columns", u32) - 1
         lanes = [column] + [lang.minimum(column + j, last) for j in range(1, width)]
-        found = [_row(indices, at["i"] + _step("i", c)) for c in (lanes if along else lanes[:1])]
+        targets = [_row(indices, at["i"] + _step("i", c)) for c in (lanes if along else lanes[:1])]
         if not along:
-            found *= width
-        places = [at["x"] + place for place, _ in found]
+            targets *= width
+        places = [at["x"] + place for place, _ in targets]
         values = _elements(x, "x", places, lanes, chunk)
         rest = [False if y.dtype is bool_ else math.nan if y.dtype.is_float else 0] * width
         if keep:
             rest = _elements(y, "y", [at["y"]] * width, lanes, chunk)
         elif base:
             rest = _elements(base["base"], "base", [at["base"]] * width, lanes, chunk)
-        pairs = zip(found, values, rest, strict=True)
+        pairs = zip(targets, values, rest, strict=True)
         y.store(at["y"] + column, [lang.select(inside, v, r) for (_, inside), v, r in pairs])
 
 
@@ -86,18 +86,18 @@ def _row(indices: Any, at: Any) -> tuple[Expr, Expr]:
     return lang.select(inside, index, 0) * lang.parameter("pitch", u32), inside
 
 
-def _last_index(*, indices: Argument, found: Argument) -> None:
-    """A thread a row: the last place of its number among the indices, or -1."""
+def _last_index(*, indices: Argument, last: Argument) -> None:
+    """A thread a row: the last position of its number among the indices, or -1."""
     row = lang.global_id()
     number = row + lang.parameter("first", u32)
     from_end = number - lang.parameter("wrap", u32)  # below 0, as the index that counts so
     with lang.if_(row < lang.parameter("rows", u32)):
-        place = lang.var(-1, i32)
+        position = lang.var(-1, i32)
         for j in lang.range(lang.parameter("count", u32)):
             index = lang.bitcast(indices[j], u32)
             same = (index == number) | (index == from_end)
-            place.set(lang.select(same, lang.bitcast(j, i32), place))
-        found[row] = place
+            position.set(lang.select(same, lang.bitcast(j, i32), position))
+        last[row] = position
 
 
 pick: Kernel = Kernel(_pick, workgroup=WORKGROUP, name="gather", moves=True)
@@ -105,7 +105,7 @@ last_index: Kernel = Kernel(
     _last_index,
     workgroup=WORKGROUP,
     name="last_index",
-    signature=signature({"indices": 1}, {"found": 1}),
+    signature=signature({"indices": 1}, {"last": 1}),
 )
 
 
@@ -191,19 +191,19 @@ def scatter_lower(form: Form[NoAttrs], caps: Caps) -> Lowered:
     if not indices.size:
         call = plain_call("copy", (x,), y, caps)
         return Lowered((replace(call, tensors=(call.tensors[0], Ref(3, y))),))
-    found = make_spec(x.shape[:1], i32, caps.row_alignment)
+    last = make_spec(x.shape[:1], i32, caps.row_alignment)
     part = form.part("r", x.shape[0])
     scalars = (
         ("rows", x.shape[0]), ("count", indices.size), ("first", part.first), ("wrap", part.whole),
     )  # fmt: skip
-    first = Call(last_index, (Ref(1, indices), Ref(4, found)), scalars, (),
+    first = Call(last_index, (Ref(1, indices), Ref(4, last)), scalars, (),
                  -(-x.shape[0] // WORKGROUP))  # fmt: skip
     inner = x.strides[1:]
     strides = ((0, *values.strides[1:]), (1, *(0 for _ in inner)), y.strides, x.strides)
-    tensors = (Ref(2, values), Ref(4, found), Ref(3, y), Ref(0, x))
+    tensors = (Ref(2, values), Ref(4, last), Ref(3, y), Ref(0, x))
     first_value = form.part("j", values.shape[0]).first
     row = (values.shape[0], values.strides[0], first_value, 0)  # -1 is none
-    return Lowered((first, pick_call(tensors, y.shape, strides, row)), (found,))
+    return Lowered((first, pick_call(tensors, y.shape, strides, row)), (last,))
 
 
 def pick_call(

@@ -105,7 +105,7 @@ def _store(y: Argument, start: Operand, values: Values, chunk: bool) -> None:
         y.store(start + first, values[first : first + part])
 
 
-PASSES = 3  # over a row that is not held: mean, variance, result
+PASSES = 3  # over a row that is walked: mean, variance, result
 NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_normalize"}  # by kind
 norm_kernel: Kernel = Kernel(_normalise, workgroup=WALKERS, name="normalise")
 
@@ -192,11 +192,11 @@ def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
     return chunk, width_of(result, chunk)
 
 
-def held(sources: tuple[Spec, ...], result: Spec, caps: Caps) -> tuple[int, int]:
+def elements_at_once(sources: tuple[Spec, ...], result: Spec, caps: Caps) -> tuple[int, int]:
     """Elements of a row that a thread's program computes at a time, and how often it does."""
     _, width = _item(sources, result)
     team = team_of(result.shape[-1], width, caps)
-    return (team.held * width, 1) if team.held else (width, PASSES)
+    return (team.items * width, 1) if team.items else (width, PASSES)
 
 
 def stores(sources: tuple[Spec, ...], result: Spec, out: Spec) -> bool:

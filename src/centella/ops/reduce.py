@@ -190,12 +190,12 @@ def _call(
     )  # fmt: skip
 
 
-def held(sources: tuple[Spec, ...], out: Spec, caps: Caps) -> int:
+def elements_at_once(sources: tuple[Spec, ...], out: Spec, caps: Caps) -> int:
     """Elements that a thread's program computes at a time."""
     chunk = chunked(*(rows_of(s) for s in sources))
     width = sources[0].dtype.per_chunk if chunk else 1
     team = team_of(min(sources[0].shape[-1], SPLIT), width, caps)
-    return max(team.held, 1) * width * out.dtype.per_word
+    return max(team.items, 1) * width * out.dtype.per_word
 
 
 class ReduceAttrs(Struct, frozen=True):

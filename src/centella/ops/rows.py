@@ -30,7 +30,7 @@ MOST = 32  # elements of a row that a thread holds
 ENOUGH = 16  # of a row that is shared by more than a warp: as many as hide the way to memory
 THREADS = 128  # of a group, at least
 WALKERS = 256  # of a group whose row is walked; of others, unless more are needed
-RESIDENT = 1024  # threads of a multiprocessor with the registers that what is held asks for
+RESIDENT = 1024  # threads of a multiprocessor with the registers that rows need
 # Of long rows: threads of a group, groups of a multiprocessor, items a thread has registers for.
 LONG: tuple[tuple[int, int, int], ...] = ((512, 3, 15), (512, 2, 23), (1024, 1, 22))
 RESERVED = 1024  # bytes of shared memory of a group that are the driver's
@@ -136,7 +136,7 @@ class Team(Struct, frozen=True):
     Attributes:
         lanes: threads of a team, a power of two.
         threads: of a group, which has `teams` rows.
-        held: items that a thread holds; 0: the row is walked.
+        items: of a thread; 0: the row is walked.
         sure: of these the first that no row ends before.
         parted: True where a row may end within an item.
         shuffle: True where the lanes of a warp are neighbouring threads.
@@ -146,7 +146,7 @@ class Team(Struct, frozen=True):
 
     lanes: int
     threads: int
-    held: int
+    items: int
     sure: int
     parted: bool
     shuffle: bool
@@ -203,10 +203,10 @@ def long_team(
         team: as `team_of` has it, of the same `columns`, `width`, `caps` and `least`.
         stored: the row lies in shared memory; else a thread keeps one number of each item.
     """
-    if not (team.shuffle and columns) or (team.held and team.threads < RESIDENT):
+    if not (team.shuffle and columns) or (team.items and team.threads < RESIDENT):
         return team
     for lanes, groups, most in LONG:
-        if team.held and groups == 1:
+        if team.items and groups == 1:
             break
         stays = -(-columns // (width * lanes))
         memory = groups * (16 * lanes * stays + BESIDE)
@@ -273,9 +273,9 @@ class Row:
         self._columns: Operand = columns(self.number) if callable(columns) else columns
         if team.resident:
             lang.ptx.resident(team.resident)
-        self._items = [self._held(index) for index in range(team.held)]
+        self._items = [self._item(index) for index in range(team.items)]
 
-    def _held(self, index: int) -> Item:
+    def _item(self, index: int) -> Item:
         column = (self.lane + index * self._team.lanes) * self._width
         if index < self._team.sure:
             return Item(column, None, index)
@@ -288,7 +288,7 @@ class Row:
         return (first, *(column + j < self._columns if self._team.parted else first for j in rest))
 
     @property
-    def held(self) -> bool:
+    def unrolled(self) -> bool:
         """Whether this thread's items are not walked."""
         return bool(self._items)
 
@@ -301,7 +301,7 @@ class Row:
                 yield Item(column, inside, -1)
 
     def kept(self, make: Callable[[Item], Any]) -> Callable[[Item], Any]:
-        """What `make` gives, made once for an item that is held."""
+        """What `make` gives, computed once for an item that is not walked."""
         have: dict[int, Any] = {}
 
         def get(item: Item) -> Any:
@@ -316,9 +316,9 @@ class Row:
         return get
 
     def stored(self, loaded: Callable[[Item], Values]) -> Callable[[Item], Values]:
-        """The words of items that are held, from shared memory."""
+        """The words of this thread's items, from shared memory."""
         threads, me = self._team.threads, lang.local_id()
-        memory = lang.shared(u32, 4 * threads * self._team.held)
+        memory = lang.shared(u32, 4 * threads * self._team.items)
         for item in self._items:
             memory.store_chunk(me + item.index * threads, loaded(item))
         return lambda item: memory.load_chunk(me + item.index * threads)

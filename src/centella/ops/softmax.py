@@ -63,7 +63,7 @@ def _softmax(*, log: bool, chunk: bool, native: bool, team: Team, x: Argument, y
         return load(x, row.number, item.column, columns, width, chunk)
 
     values: Callable[[Item], Values] = loaded
-    if row.held:
+    if row.unrolled:
         if team.stored:
             values, m = _stored(row, x)
             powers = _powers(values, m, x.dtype.itemsize, native, log)  # computed twice
@@ -200,7 +200,7 @@ def lower(form: Form[SoftmaxAttrs], caps: Caps) -> Lowered:
     rows, columns = y.shape
     width = width_of(y, chunk)
     team = team_of(columns, width, caps)
-    if chunk and (y.dtype.itemsize == 2 or not team.held):  # alone, f32 has 97 % of a copy
+    if chunk and (y.dtype.itemsize == 2 or not team.items):  # alone, f32 has 97 % of a copy
         team = long_team(team, columns, width, caps, stored=True)
     call = Call(
         softmax_rows,

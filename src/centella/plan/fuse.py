@@ -253,8 +253,8 @@ class _Group:
         if caps.target == "numpy":
             return 1, 1
         if form.op.name == "norm":
-            return norm.held(form.inputs, form.outputs[0], caps)
-        return reduce.held(form.inputs, self._out, caps), 1
+            return norm.elements_at_once(form.inputs, form.outputs[0], caps)
+        return reduce.elements_at_once(form.inputs, self._out, caps), 1
 
     def _fits(self, size: _Size, anchor: int | None) -> bool:
         caps = self._graph.caps

@@ -295,7 +295,7 @@ def _first_use(opened: Device) -> str:
 
 
 def open_devices() -> list[Device]:
-    """The devices that are open."""
+    """The devices of this process that are neither closed, lost nor collected."""
     return [d for r in _devices if (d := r()) is not None and not d.lost]
 
 
@@ -353,7 +353,7 @@ def devices() -> list[str]:
     a device is; `centella info` says why a kind has none.
     """
     names: list[str] = []
-    for kind in ("cuda", "webgpu"):
+    for kind in reversed(GPUS):
         with suppress(Exception):  # drivers and their bindings raise what they like
             names += [row["open_with"] for row in listed(kind)]
     return [*names, "cpu"]

@@ -25,7 +25,7 @@ from centella.simulator.launch import SimulatedLaunch
 from centella.simulator.machine import Capability, Machine, Rule
 from centella.simulator.race_check import Fault, Ids, Mask
 
-MEETINGS = "barrier", "grid_barrier", "workgroup_uniform"
+GROUP_BARRIERS = "barrier", "grid_barrier", "workgroup_uniform"
 UNORDERED = " with no barrier between"
 
 
@@ -111,7 +111,7 @@ class Clocks:
 
     def capability(self) -> Capability:
         """Where threads of the group meet."""
-        rules = {op: self._behind(GROUP_OPS.rules[op]) for op in MEETINGS}
+        rules = {op: self._behind(GROUP_OPS.rules[op]) for op in GROUP_BARRIERS}
         return Capability(rules | {"warpgroup_barrier": self._meet_warpgroups})
 
     def _behind(self, rule: Rule) -> Rule:

@@ -124,7 +124,7 @@ class Request(Hinted):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """How many tokens its prompt has."""
         return self._answer.prompt_tokens
 
     def done(self) -> bool:

@@ -21,7 +21,7 @@ FUNCTIONS: frozenset[str] = frozenset(
 _DATA = "ct.asarray makes a tensor"
 _GRAPH = "centella is for inference: there are no gradients"
 _WHOLE = "the GPU has no 64-bit types here: f32, i32"
-_MADE = "ct.zeros(x.shape, x.dtype, x.device), and so on"
+_LIKE = "ct.zeros(x.shape, x.dtype, x.device), and so on"
 _NEW_AXIS = "x[None] for axis 0, x[:, None] for axis 1, x[..., None] for axis -1"
 _DRAWN = "draw with NumPy: ct.asarray(rng.standard_normal(shape, np.float32))"
 _INDEX = "ct.Index(vectors), which compares a query with every vector"
@@ -34,7 +34,7 @@ OF_MODULE: dict[str, str] = {
     "float32": "ct.f32", "float16": "ct.f16", "half": "ct.f16", "bfloat16": "ct.bf16",
     "int32": "ct.i32", "int8": "ct.i8", "uint32": "ct.u32", "uint8": "ct.u8", "bool": "ct.bool_",
     "float64": _WHOLE, "int64": _WHOLE, "double": _WHOLE, "long": _WHOLE,
-    "empty_like": _MADE, "full_like": _MADE, "ones_like": _MADE, "zeros_like": _MADE,
+    "empty_like": _LIKE, "full_like": _LIKE, "ones_like": _LIKE, "zeros_like": _LIKE,
     "rand": _DRAWN, "randn": _DRAWN, "random": _DRAWN,
     "eye": "ct.asarray(np.eye(n, dtype=np.float32))",
     "linspace": "ct.asarray(np.linspace(a, b, n, dtype=np.float32))",

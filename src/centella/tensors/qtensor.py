@@ -115,7 +115,7 @@ class Stacked:
 
     @property
     def ndim(self) -> int:
-        """2."""
+        """Dimensions of the weight: always 2."""
         return len(self.shape)
 
     @property

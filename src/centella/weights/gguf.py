@@ -235,7 +235,7 @@ class _Header:
         return number
 
     def string(self) -> str:
-        """A string."""
+        """Read a string: its length as u64, then UTF-8."""
         length = self.count("a string's bytes", self.number("Q"), 1)
         if length > LONGEST:
             raise WeightsError(f"{self._file}: a string: expected up to {LONGEST}, got {length}")

@@ -191,7 +191,7 @@ def cache_write_i8() -> Row:
 
 
 def rope_cache_write_i8() -> Row:
-    """As `rope_cache_write`."""
+    """The cases of `rope_cache_write`, into rows of 8 bits with scales."""
 
     def case(
         b: int, kv: int, tokens: int, d: int, half: int, norm: bool = False, high: int = 5

@@ -60,7 +60,7 @@ class Writer:
         }
 
     def line(self, text: str) -> None:
-        """One line."""
+        """Append a line of the entry function, indented by the open blocks."""
         self.lines.append("  " * self.indent + text)
 
     def need(self, name: str) -> None:

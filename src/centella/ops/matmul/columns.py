@@ -25,7 +25,7 @@ from centella.ops.matmul.problem import THIN, Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
 from centella.ops.matmul.sums import SHARED_WORDS, combine, power_of_two
 from centella.ops.matmul.table import row_of
-from centella.ops.matmul.thin import held_rows
+from centella.ops.matmul.thin import rows_at_once
 from centella.specs import Caps, make_spec
 
 BUSY = 256  # groups that keep the memory of a large GPU busy
@@ -164,9 +164,9 @@ columns: Kernel = Kernel(_columns, workgroup=256, name="columns", rewritable=Tru
 def columns_of(problem: Problem, caps: Caps) -> Columns:
     """The shape of a columns kernel's group."""
     if row_of(caps).rolled:
-        return Columns(held_rows(problem.m), 32, 1, rolled=True)
+        return Columns(rows_at_once(problem.m), 32, 1, rolled=True)
     threads = min(256, caps.max_workgroup)
-    return Columns(held_rows(problem.m), 32, threads // 32)
+    return Columns(rows_at_once(problem.m), 32, threads // 32)
 
 
 def _launches(product: Product, tile: Columns, caps: Caps) -> Lowered:

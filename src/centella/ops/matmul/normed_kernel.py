@@ -40,7 +40,7 @@ from centella.ops.matmul.thin import (
 from centella.ops.rows import Row, Team, fold
 from centella.specs import Caps
 
-HELD = 32  # elements of x that a thread keeps while it computes moments
+MOST_KEPT = 32  # elements of x that a thread keeps while it computes moments
 LANES, OUTS = 64, 4  # threads of a team, and its rows of W; twice as many where x is f32
 
 
@@ -257,7 +257,7 @@ def _launches(form: Form[NormedAttrs], fits: bool, caps: Caps) -> Lowered:
     outputs = tile.outputs // (2 if gated else 1)
     layered = form.attrs.kind == "layer"
     steps = -(-k // (x.dtype.per_chunk * tile.threads))
-    kept = steps if layered and steps * x.dtype.per_chunk * tile.m <= HELD else 0
+    kept = steps if layered and steps * x.dtype.per_chunk * tile.m <= MOST_KEPT else 0
     vectors = [extras[name] for name in ("norm", "shift") if name in extras]
     scalars: Scalars = (
         ("m", m), ("n", y.shape[1]), ("k", k), ("rowx", flat_x.strides[0]), ("ldw", w.strides[0]),

@@ -170,7 +170,7 @@ thin: Kernel = Kernel(_thin, workgroup=128, name="thin", rewritable=True)
 # -- how it is launched ---------------------------------------------------------------------------
 
 
-def held_rows(m: int) -> int:
+def rows_at_once(m: int) -> int:
     """Rows of x that a kernel for m of them holds."""
     return next(rows for rows in ROWS if m <= rows)
 
@@ -181,7 +181,7 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     A team has no more threads than steps. Where it may take several steps at once, it has so many
     threads, and takes so many, that all of its steps are whole, if that can be.
     """
-    m, row = held_rows(problem.m), row_of(caps)
+    m, row = rows_at_once(problem.m), row_of(caps)
     threads = min(64 if row.rolled else 128, caps.max_workgroup)
     steps = -(-problem.k // max(d.per_chunk for d in dtypes))
     smallest = min(d.itemsize for d in dtypes)
