@@ -285,14 +285,14 @@ class Embedder(Hinted):
 
     @overload
     def chunks(  # noqa: D418
-        self, text: Sequence[str], size: int | None = None, overlap: int = 0, *,
+        self, text: list[str] | tuple[str, ...], size: int | None = None, overlap: int = 0, *,
         prompt: str | None = None, prompt_name: str | None = None,
     ) -> list[list[Chunk]]:  # fmt: skip
         """The pieces of each text."""
 
     def chunks(
-        self, text: str | Sequence[str], size: int | None = None, overlap: int = 0, *,
-        prompt: str | None = None, prompt_name: str | None = None,
+        self, text: str | list[str] | tuple[str, ...], size: int | None = None,
+        overlap: int = 0, *, prompt: str | None = None, prompt_name: str | None = None,
     ) -> list[Chunk] | list[list[Chunk]]:  # fmt: skip
         """Split a text into pieces that the model reads whole, as `encode(chunk=size)` does.
 
