@@ -29,6 +29,8 @@ from tests.support.exclusive import exclusive
 
 EXCLUSIVE = exclusive()
 SLOW = ("simulator", "webgpu-minimum")
+# By folder: devices that have the first of a test's cases alone. A GPU has them all.
+FEW = {"tasks": ("webgpu",), "models": SLOW}
 
 # A first example compiles or imports, and other processes have the cores as well.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -127,8 +129,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     So of dtypes under minimum limits: limits choose kernels; what a dtype changes in them is seen
     on the device with all its limits. Other tests say it by `first`. Tasks, which are whole models,
     run with `-m sweep` in the simulator and under minimum limits, where other devices have the
-    test, and with other values than the first on a software adapter; kernels and modules run there
-    by themselves.
+    test, and with other values than the first on a software adapter; so do models in the former.
+    Kernels and modules run there by themselves.
     """
     seen = set[tuple[str, ...]]()
     for item in items:
@@ -142,7 +144,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         few |= {(name, d) for m in item.iter_markers("first") for name, *on in [m.args] for d in on}
         names = [name for name, d in few if d == params.get("device") and name in params]
         names += [m.args[0] for m in item.iter_markers("first") if len(m.args) == 1]
-        if params.get("device") == "webgpu" and item.path.parent.name == "tasks":
+        if params.get("device") in FEW.get(item.path.parent.name, ()):
             names += params.keys() - {"device"}
         if names:
             kept = (str(value) for name, value in params.items() if name not in names)

@@ -202,6 +202,8 @@ def test_on_a_device(device: ct.Device, tile: WgmmaTile) -> None:
 
 
 @needs_ptxas
+@pytest.mark.first("dim")
+@pytest.mark.first("tile")
 @SHIPPED
 @pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_tiles_stay_in_registers(dim: int, tile: WgmmaTile, plain: bool, tmp_path: Path) -> None:
