@@ -14,10 +14,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from centella.errors import CentellaError, ShapeError, WeightsError
+from centella.errors import ShapeError, WeightsError
 from centella.tasks.check_texts import checked_texts
 from centella.tasks.special import Special
 from centella.tasks.tokens import Tokens, longest_first
+from centella.tasks.typed_errors import TypedErrors
 from centella.tasks.vocabulary_files import PAIRS, VOCAB, read_vocabulary
 from centella.tasks.words import Words, library, spans
 from centella.weights.folder import TOKENIZER
@@ -102,7 +103,7 @@ class Tokenizer:
                 f"{folder / _CONFIG}: truncation_side: expected 'left' or 'right', got {show(side)}"
             )
         pad_origin, pad_id = _pad_id(folder, config, native)
-        with _TypedErrors(f"{file}: expected a tokenizer"):
+        with TypedErrors(f"{file}: expected a tokenizer"):
             return cls(
                 native, pad_id=pad_id, truncation_side=side,
                 origin=str(file), pad_origin=str(pad_origin),
@@ -161,7 +162,7 @@ class Tokenizer:
                 f"(the special tokens), got {max_length}"
             )
         most = sys.maxsize if max_length is None else max_length
-        with _TypedErrors(f"{self.origin}: expected to encode texts"):
+        with TypedErrors(f"{self.origin}: expected to encode texts"):
             if self._around is None:
                 self._around = _around(self.native) or ()
                 self._words = Words.of(self.native, *self._around) if self._around else None
@@ -208,7 +209,7 @@ class Tokenizer:
             DTypeError, ShapeError, WeightsError: as `encode`.
         """
         (checked,) = checked_texts([text])
-        with _TypedErrors(f"{self.origin}: expected to encode texts"):
+        with TypedErrors(f"{self.origin}: expected to encode texts"):
             return [
                 start for start, _ in self.native.encode(checked, add_special_tokens=False).offsets
             ]
@@ -233,7 +234,7 @@ class Tokenizer:
         both = pairs is not None
         room = self.room(max_length, pair=both)
         first, second = checked_texts(texts), checked_texts(pairs or [])
-        with _TypedErrors(f"{self.origin}: expected to encode texts"):
+        with TypedErrors(f"{self.origin}: expected to encode texts"):
             lefts: Sequence[Any] = self.native.encode_batch(first, add_special_tokens=False)
             rights: Sequence[Any] = self.native.encode_batch(second, add_special_tokens=False)
             encodings = []
@@ -337,11 +338,11 @@ def _native(folder: Path, vocab_size: int) -> tuple[Path, tokenizers.Tokenizer]:
     if is_file(file):
         raw = read_bytes(file, _MAX_BYTES)
         check_values(file, raw, _VALUES[0] + _VALUES[1] * vocab_size)
-        with _TypedErrors(f"{file}: expected a tokenizer"):
+        with TypedErrors(f"{file}: expected a tokenizer"):
             return file, package.Tokenizer.from_buffer(raw)
     problem = kind(file).replace("nothing at that path", "no such file")
     if problem == "no such file":
-        with _TypedErrors(f"{folder}: expected a tokenizer"):
+        with TypedErrors(f"{folder}: expected a tokenizer"):
             parts = read_vocabulary(folder, vocab_size)
         if parts is not None:
             return parts
@@ -381,22 +382,3 @@ def _pad_id(
     model = folder / "config.json"
     stored = read_json(model).get("pad_token_id")
     return model, stored if type(stored) is int else None
-
-
-class _TypedErrors:
-    """Errors of the library as ours: it raises bare Exception, and Rust's panics."""
-
-    __slots__ = ("_expected",)
-
-    def __init__(self, expected: str) -> None:
-        self._expected = expected
-
-    def __enter__(self) -> None:
-        """Nothing yet."""
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Raise ours in the place of the library's."""
-        if isinstance(error, CentellaError):
-            return
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise WeightsError(f"{self._expected}, got: {show(str(error))}") from error
