@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from centella.audio import SpeechDetector, SpeechRules, speech_pieces, speech_regions, voice
-from centella.audio.voice import spectra
+from centella.audio.voice import banded
 from centella.errors import AudioError
 from tests.audio.sounds import (
     RATE,
@@ -162,11 +162,11 @@ def test_levels_do_not_depend_on_the_pieces(
     """Products stay small, or BLAS starts threads for them that take longer than the products."""
     sizes: list[int] = []
 
-    def looked(frames: Array) -> tuple[Array, Array]:
-        sizes.append(len(frames))
-        return spectra(frames)
+    def counted(power: Array) -> Array:
+        sizes.append(len(power))
+        return banded(power)
 
-    monkeypatch.setattr(voice, "spectra", looked)
+    monkeypatch.setattr(voice, "banded", counted)
     sound, size = speech("syllables")[0].astype(np.float32), round(seconds * RATE)
     whole, pieces = voice.EnergyLevels(), voice.EnergyLevels()
     expected = whole.push(sound) + whole.finish()

@@ -43,6 +43,7 @@ _ENVELOPE = 9  # lines that the spectrum's envelope is averaged over: sums of 8,
 _ALIKE = 0.72  # likeness of spectra from which sound is music
 CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY)  # frames that an evidence depends on
 _SECOND = RATE // STEP  # frames
+_LOOKED = 400  # frames transformed at once, of whatever is given: 8 s, which take 4 MB
 _PART = 50  # frames of a product: so small that BLAS starts no threads for it, which may wait
 
 
@@ -82,8 +83,8 @@ class EnergyLevels:
         count = (len(self._samples) - FRAME) // STEP + 1
         if count > 0:
             frames = np.lib.stride_tricks.sliding_window_view(self._samples, FRAME)[::STEP]
-            for first in range(0, count, _PART):
-                self._look(frames[first : first + _PART])
+            for first in range(0, count, _LOOKED):
+                self._look(frames[first : first + _LOOKED])
         self._samples = self._samples[max(count, 0) * STEP :]
 
     def _look(self, frames: Array) -> None:
@@ -133,7 +134,15 @@ def spectra(frames: Array) -> tuple[Array, Array]:
     fine = np.log(power[:, _LINES] + np.float32(QUIET / FRAME))
     fine -= _envelope(fine)
     length = np.sqrt(np.sum(fine**2, axis=1, keepdims=True))
-    return power @ _bands() + np.float32(QUIET / BANDS), fine / np.maximum(length, 1e-3)
+    parts = range(0, len(power), _PART)
+    bands = np.concatenate([banded(power[first : first + _PART]) for first in parts])
+    return bands + np.float32(QUIET / BANDS), fine / np.maximum(length, 1e-3)
+
+
+def banded(power: Array) -> Array:
+    """Powers [n, bands] of power spectra [n, 257]."""
+    bands: Array = power @ _bands()
+    return bands
 
 
 def _envelope(fine: Array) -> Array:
