@@ -43,7 +43,7 @@ _ENVELOPE = 9  # lines that the spectrum's envelope is averaged over: sums of 8,
 _ALIKE = 0.72  # likeness of spectra from which sound is music
 CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY)  # frames that an evidence depends on
 _SECOND = RATE // STEP  # frames
-_LOOKED = 400  # frames transformed at once, of whatever is given: 8 s, which take 4 MB
+_LOOKED = 200  # frames transformed at once, which take 2 MB
 _PART = 50  # frames of a product: so small that BLAS starts no threads for it, which may wait
 
 
