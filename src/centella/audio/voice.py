@@ -43,7 +43,7 @@ _ENVELOPE = 9  # lines that the spectrum's envelope is averaged over: sums of 8,
 _ALIKE = 0.72  # likeness of spectra from which sound is music
 CONTEXT = _REACH + _SMOOTH + max(_NEAR, _STEADY)  # frames that an evidence depends on
 _SECOND = RATE // STEP  # frames
-_LOOKED = 200  # frames transformed at once, which take 2 MB
+_LOOKED = 80  # frames transformed at once: so few that what comes in between is 1 MB
 _PART = 50  # frames of a product: so small that BLAS starts no threads for it, which may wait
 
 
@@ -129,14 +129,19 @@ def _window() -> Array:
 
 def spectra(frames: Array) -> tuple[Array, Array]:
     """Band powers [n, bands] and whitened log spectra [n, lines], of frames [n, 512]."""
-    transform = np.fft.rfft(frames * _window())
-    power = transform.real**2 + transform.imag**2
+    power = _power(frames)
     fine = np.log(power[:, _LINES] + np.float32(QUIET / FRAME))
     fine -= _envelope(fine)
     length = np.sqrt(np.sum(fine**2, axis=1, keepdims=True))
     parts = range(0, len(power), _PART)
     bands = np.concatenate([banded(power[first : first + _PART]) for first in parts])
     return bands + np.float32(QUIET / BANDS), fine / np.maximum(length, 1e-3)
+
+
+def _power(frames: Array) -> Array:
+    transform = np.fft.rfft(frames * _window())
+    power: Array = transform.real**2 + transform.imag**2
+    return power
 
 
 def banded(power: Array) -> Array:
