@@ -29,7 +29,7 @@ CHEAP = (
     f"sentence --devices cpu --dtypes f32 --model {TINY_BERT}",
 )
 WITH_TORCH = ("first --devices cpu --shapes qwen3-mini", "shapes --devices cpu --dtypes f32")
-SWEEPS = (
+COSTLY = (
     "gemv --devices cpu --dtypes f16 --rows 1",
     "bias --devices cpu --dtypes f32",
     "attention --devices cpu --dtypes f32",
@@ -37,6 +37,8 @@ SWEEPS = (
     "generate --devices cpu --shapes mini-moe --rows 1",
     f"million --devices cpu --dtypes f32 --model {TINY_BERT}",
     "thin --devices webgpu --dtypes f16 --rows 1",
+)
+SWEEPS = (
     "sweep --devices webgpu",
     "tiles --devices webgpu",
     "mma --devices simulator --dtypes f16 --tiles 64x64x32",
@@ -61,7 +63,7 @@ def check_rows(words: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [*CHEAP, *(pytest.param(s, marks=[pytest.mark.sweep])
-                                             for s in SWEEPS)])  # fmt: skip
+                                             for s in (*COSTLY, *SWEEPS))])  # fmt: skip
 def test_a_benchmark_runs(words: str, tmp_path: Path) -> None:
     check_rows(words, tmp_path)
 
