@@ -283,6 +283,13 @@ def test_a_chat_tells_where_the_context_cut_an_answer() -> None:
     assert "is full" not in result.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("--n", 2, "--temperature", 1)])
+def test_a_text_that_the_context_cuts_is_told(more: tuple[Any, ...]) -> None:
+    told = "generate: the context of 128 tokens is full: the text ends here"
+    assert told in call(*ON, "Hello", "--max-tokens", 500, "--ignore-eos", *more).stderr
+    assert "is full" not in call(*ON, "Hello", "--max-tokens", 4, *more).stderr
+
+
 def test_words_without_quotes_are_told() -> None:
     result = call(*ON, "Once", "upon", "a", "time")
     assert result.exit_code == 2

@@ -260,6 +260,8 @@ def _once(
             row = _row(generator, text, ids)
         done = answered(generator, row, how, n=n)
     report(generator, done, how, led if how.show_ledger else None)
+    if not how.as_json and any(one.finish == "context" for one in done.all):
+        err(f"generate: the context of {generator.context:,} tokens is full: the text ends here")
 
 
 def _variables(template: str | None) -> dict[str, Any]:
