@@ -61,20 +61,26 @@ def test_blank_lines_are_no_answers(tmp_path: Path) -> None:
     assert {m["text"] for m in result["nearest"]} == {"Taxes are due.", "Cats sleep."}
 
 
+def stop_at_the_second(patch: pytest.MonkeyPatch) -> list[int]:
+    """Have the second call of `Embedder.embed` interrupted; the texts of each call."""
+    embed, calls = Embedder.embed, list[int]()
+
+    def interrupted(model: Embedder, texts: list[str], **options: object) -> object:
+        calls.append(len(texts))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return embed(model, texts, **options)  # type: ignore[arg-type]
+
+    patch.setattr(Embedder, "embed", interrupted)
+    return calls
+
+
 def test_an_interrupted_command_goes_on(
     tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = tmp_path / "v.npy"
     command = ("embed", "--file", lines, "--output", saved, "--batch-size", 2, *ON_CPU)
-    embed, calls = Embedder.embed, []
-
-    def interrupted(*given: object, **options: object) -> object:
-        calls.append(len(given[1]))  # type: ignore[arg-type]
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return embed(*given, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Embedder, "embed", interrupted)
+    calls = stop_at_the_second(monkeypatch)
     assert call(*command).exit_code and not saved.exists()
     calls[:] = [0, 0]
     done = call(*command)
@@ -227,15 +233,7 @@ def test_a_long_line_is_found_by_its_last_sentence(
     command = ("embed", "--file", file, "--pieces", "--chunk", 8, "--overlap", 2, *ON_CPU)
     refused = failed(*command, "--output", tmp_path / "v.npy")
     assert "--pieces: expected .parquet or .arrow" in refused
-    embed, calls = Embedder.embed, []
-
-    def interrupted(*given: object, **options: object) -> object:
-        calls.append(len(given[1]))  # type: ignore[arg-type]
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return embed(*given, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Embedder, "embed", interrupted)
+    calls = stop_at_the_second(monkeypatch)
     stored = (*command, "--batch-size", 1, "--output", saved)
     assert call(*stored).exit_code and not saved.exists()
     calls[:] = [0, 0]

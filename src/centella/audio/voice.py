@@ -129,19 +129,14 @@ def _window() -> Array:
 
 def spectra(frames: Array) -> tuple[Array, Array]:
     """Band powers [n, bands] and whitened log spectra [n, lines], of frames [n, 512]."""
-    power = _power(frames)
+    transform = np.fft.rfft(frames * _window())
+    power = transform.real**2 + transform.imag**2
     fine = np.log(power[:, _LINES] + np.float32(QUIET / FRAME))
     fine -= _envelope(fine)
     length = np.sqrt(np.sum(fine**2, axis=1, keepdims=True))
     parts = range(0, len(power), _PART)
     bands = np.concatenate([banded(power[first : first + _PART]) for first in parts])
     return bands + np.float32(QUIET / BANDS), fine / np.maximum(length, 1e-3)
-
-
-def _power(frames: Array) -> Array:
-    transform = np.fft.rfft(frames * _window())
-    power: Array = transform.real**2 + transform.imag**2
-    return power
 
 
 def banded(power: Array) -> Array:

@@ -24,8 +24,9 @@ from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
+from centella.tasks.chunks import Chunker
 from centella.tasks.embed import Embedder
-from centella.tasks.embeddings import Cut
+from centella.tasks.embeddings import Cut, in_pieces
 from centella.tensors.arguments import expect_finite
 from centella.weights.fingerprint import fingerprint
 from centella.weights.folder import find_model
@@ -207,11 +208,14 @@ def _pieces(
     embedder: Embedder, lines: list[str], options: dict[str, Any]
 ) -> tuple[list[str], list[int]]:
     """The pieces of lines, and the line of each, from 0; the options of cutting are taken."""
-    named = {"prompt_name": options.get("prompt_name")}
-    size, overlap = options.pop("chunk", None), options.pop("overlap", 0)
-    cut = enumerate(embedder.chunks(lines, size, overlap, **named))
-    rows = [(piece.text, number) for number, pieces in cut for piece in pieces]
-    return [text for text, _ in rows], [number for _, number in rows]
+    c = embedder.config
+    prompt = c.prompt("embed", options.get("prompt_name"), None)
+    size, overlap = options.pop("chunk", c.max_length), options.pop("overlap", 0)
+    chunker = Chunker(
+        "embed", embedder.tokenizer, c.lower_case, prompt, c.max_length, size, overlap
+    )
+    pieces = in_pieces(lines, chunker)
+    return pieces.texts, pieces.owners
 
 
 def _about(

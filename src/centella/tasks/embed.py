@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, overload
+from typing import TYPE_CHECKING, Any, Never
 
 from msgspec.structs import replace
 
 from centella.dtypes import Array
-from centella.errors import ContractError, DTypeError, ShapeError
+from centella.errors import ContractError, ShapeError
 from centella.host.event_loop import in_thread
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
@@ -41,7 +41,14 @@ from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.replicas import Replicas
 from centella.tasks.tokens import FIRST, Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
-from centella.tensors.arguments import check_called, flag, one_of, refuse_names, whole
+from centella.tensors.arguments import (
+    check_called,
+    check_progress,
+    flag,
+    one_of,
+    refuse_names,
+    whole,
+)
 from centella.tensors.hints import Hinted
 from centella.tensors.tensor import Tensor
 
@@ -199,8 +206,7 @@ class Embedder(Hinted):
             if progress is not None:
                 progress(done, total)
 
-        if progress is not None and not callable(progress):
-            raise DTypeError(f"encode_async: expected a function for progress, got {progress!r}")
+        check_progress("encode_async", progress)
         return await in_thread(partial(self.encode, texts, progress=told, **options), ending)
 
     @property
@@ -276,49 +282,31 @@ class Embedder(Hinted):
             return embeddings
         return replace(embeddings, dense=packed(embeddings.dense, dtype, ranges))
 
-    @overload
-    def chunks(  # noqa: D418
+    def chunks(
         self, text: str, size: int | None = None, overlap: int = 0, *, prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> list[Chunk]:  # fmt: skip
-        """The pieces of one text."""
-
-    @overload
-    def chunks(  # noqa: D418
-        self, text: list[str] | tuple[str, ...], size: int | None = None, overlap: int = 0, *,
-        prompt: str | None = None, prompt_name: str | None = None,
-    ) -> list[list[Chunk]]:  # fmt: skip
-        """The pieces of each text."""
-
-    def chunks(
-        self, text: str | list[str] | tuple[str, ...], size: int | None = None,
-        overlap: int = 0, *, prompt: str | None = None, prompt_name: str | None = None,
-    ) -> list[Chunk] | list[list[Chunk]]:  # fmt: skip
         """Split a text into pieces that the model reads whole, as `encode(chunk=size)` does.
 
         A piece has at least half of `size` tokens. It ends after a line if possible, otherwise
         after a sentence, otherwise after a word. White space around a piece is left out.
 
         Args:
-            text: the text, or several; a text that fits is one piece.
+            text: the text; a text that fits is one piece.
             size: most tokens of a piece, special ones and the prompt counted; default:
                 `config.max_length`.
             overlap: tokens of a piece that the next piece repeats, beginning at a word if possible.
             prompt, prompt_name: as for `encode`; the tokens of the prompt are counted in `size`.
 
         Returns:
-            The pieces, each with its characters (`start`, `end`) and tokens; of several texts a
-            list for each.
+            The pieces, each with its characters (`start`, `end`) and tokens.
 
         Raises:
             DTypeError: not a text. ShapeError: a size or overlap that `encode` refuses.
         """
         begin = self.config.prompt("chunks", prompt_name, prompt)
         chunker = self._chunker("chunks", begin, size, overlap)
-        several = [text] if isinstance(text, str) else list(text)
-        counts = chunker.counts(several)
-        pieces = [list(chunker.chunks(t, n)) for t, n in zip(several, counts, strict=True)]
-        return pieces[0] if isinstance(text, str) else pieces
+        return list(chunker.chunks(text, chunker.counts([text])[0]))
 
     def _chunker(self, op: str, prompt: str, size: int | None, overlap: int) -> Chunker:
         c = self.config

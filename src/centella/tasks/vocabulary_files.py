@@ -6,7 +6,7 @@ tokenizer's class is known here for BERT's and GPT-2's: `read_vocabulary` builds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ ROBERTA: Named = {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>",
     "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>",
 }  # fmt: skip
+
+# Special tokens by the name of the tokenizer's class, or the model's type.
+_WORD_PIECES: dict[str, Named] = dict.fromkeys(("bert", "distilbert", "electra"), BERT)
+_BYTE_PAIRS: dict[str, Named] = {"whisper": GPT2, "gpt2": GPT2, "roberta": ROBERTA}
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> tuple[Path, tokenizers.Tokenizer] | None:
@@ -61,8 +65,8 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[Path, tokenizers.Tok
             f"{file.name} of {show(name)}; `AutoTokenizer.from_pretrained(folder)"
             f".save_pretrained(folder)` of transformers writes tokenizer.json"
         )
-    read, usual = rules[key]
-    special = _special_tokens(folder, config, usual)
+    special = _special_tokens(folder, config, rules[key])
+    read = _byte_pairs if pairs else _word_pieces
     native = read(library(), folder, vocab_size, config, special)
     _add(folder, vocab_size, native, config, special)
     return file, native
@@ -138,17 +142,6 @@ def _byte_pairs(
             (last, at_last), (first, at_first), trim_offsets=True, add_prefix_space=space
         )
     return native  # type: ignore[no-any-return]
-
-
-Read = Callable[..., "tokenizers.Tokenizer"]
-# By the name of the tokenizer's class, or the model's type: how it is read, its special tokens.
-_WORD_PIECES: dict[str, tuple[Read, Named]] = {
-    **dict.fromkeys(("bert", "distilbert", "electra"), (_word_pieces, BERT)),
-}
-_BYTE_PAIRS: dict[str, tuple[Read, Named]] = {
-    **dict.fromkeys(("whisper", "gpt2"), (_byte_pairs, GPT2)),
-    "roberta": (_byte_pairs, ROBERTA),
-}
 
 
 def _lines(file: Path) -> list[str]:
