@@ -75,6 +75,7 @@ def test_logits_of_a_text_within_the_trained_length(device: ct.Device) -> None:
 
 
 @pytest.mark.devices(*EVERY)
+@pytest.mark.first("chunk", "webgpu")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunks_give_what_the_whole_gives(device: ct.Device, name: str, chunk: int) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -42,17 +45,19 @@ def rows() -> list[tuple[str, str]]:
 
 
 def is_left(n: int, case: Case, name: str, dtype: str, caps: Caps) -> bool:
-    """Whether only `-m sweep` runs the nth case of a row: others run its variant here.
+    """Whether only `-m sweep` runs the nth case of a variant of a row, or of its sweep.
 
     A sweep runs in the first dtype that its variant takes. Where a driver compiles each program,
-    one of three of a sweep does, and one of three cases in a dtype as wide as an earlier one.
+    one of three of a sweep does and, under minimum limits, of all cases; in a further dtype one of
+    five.
     """
     dtypes = [d for d in case.dtypes or TABLE[name].dtypes if variant_fits(case, d, caps)]
-    widths = [dtype_of(d).itemsize for d in dtypes]
-    first = widths.index(dtype_of(dtype).itemsize)
-    if case.sweep and dtype != dtypes[0]:
-        return True
-    return caps.target == "wgsl" and n % 3 > 0 and (case.sweep or dtype != dtypes[first])
+    further = dtype != dtypes[0]
+    if caps.target != "wgsl" or (case.sweep and further):
+        return case.sweep and further
+    if further:
+        return n % 5 > 0
+    return n % 3 > 0 and (case.sweep or caps.max_shared == Caps("wgsl").max_shared)
 
 
 def in_rows(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
@@ -70,7 +75,9 @@ def test_every_op_has_a_row_and_a_docstring(name: str) -> None:
 
 def check_cases(device: ct.Device, name: str, dtype: str, left: bool) -> None:
     caps = device.caps
-    numbered = enumerate(cases_of(name, dtype, caps))
+    numbers = defaultdict[tuple[object, bool], Iterator[int]](count)
+    every = cases_of(name, dtype, caps)
+    numbered = [(next(numbers[c.attrs.get("variant"), c.sweep]), c) for c in every]
     cases = [c for n, c in numbered if is_left(n, c, name, dtype, caps) is left]
     wrong = list(differences(device, name, dtype, cases, TABLE[name]))
     assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
@@ -92,7 +99,8 @@ def test_an_operand_whose_rows_are_one_in_memory(device: ct.Device, name: str) -
         for k, i in enumerate(c.inputs)
         if k not in mutated and math.prod(i.shape) > 1 and i.shape[0] > 1 and len(i.shape) > 1
     ]  # fmt: skip
-    wrong = list(differences(device, name, dtype, cases[:: len(cases) // 8 + 1], row))
+    most = 3 if device.caps.target == "wgsl" else 8
+    wrong = list(differences(device, name, dtype, cases[:: len(cases) // most + 1], row))
     assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
 
 
@@ -141,6 +149,7 @@ def test_more_groups_than_one_side_of_a_grid(device: ct.Device) -> None:
 # -- contract 6: the choice never changes the mathematics -----------------------------------------
 
 
+@pytest.mark.first("dtype", "webgpu")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("name", ["matmul", "transposed", "linear", "int8"])
 def test_one_row_equals_the_first_of_many(device: ct.Device, name: str, dtype: str) -> None:
