@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 TOGETHER = 64  # new words that are tokenised as one text
-SPAN = 1 << 17  # characters that are looked at together: what of them a core's cache holds
+SPAN = 1 << 19  # characters that are looked at together: between calls of NumPy threads wait
 FEW = 1 << 11  # characters whose words a dictionary has sooner: calls of NumPy take a while
 MOST_WORDS, MOST_IDS, MOST_CHARACTERS = 1 << 17, 1 << 20, 1 << 23  # that are remembered
 MOST_LISTS = 1 << 15  # words whose ids are lists, too: 200 bytes each
