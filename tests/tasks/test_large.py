@@ -15,10 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
+from centella.backends.base import Backend
 from centella.cli import loading, output
 from centella.ledger.call_sites import NOWHERE
 from centella.nn import stored
-from centella.runtime import recorder, storage
+from centella.runtime import storage
 from centella.specs import make_spec
 from centella.weights.checkpoint import INDEX
 from tests.support.devices import name_of
@@ -63,8 +64,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a part, as small as can be; pieces of it have other rows."""
-    for module in (storage, recorder):
-        monkeypatch.setattr(module, "PART", 64)
+    monkeypatch.setattr(storage, "PART", 64)
+    monkeypatch.setattr(Backend, "least_parts", 64)
     monkeypatch.setattr(stored, "PIECE", 300)
     return 64
 
@@ -150,6 +151,19 @@ def test_cuda_reads_a_part_while_another_is_sent(fake: FakeCuda, parts: int) -> 
     np.testing.assert_array_equal(ct.Tensor(value, spec).numpy(), data)
     device.close()
     assert not fake.memory
+
+
+def test_cuda_reads_files_straight_into_pinned_memory(fake: FakeCuda) -> None:
+    """Above 64 KB; below, tensors ride in the next submission's write."""
+    cuda, other = ct.device("cuda", native=0), ct.device("simulator", pool="exact")
+    for nbytes, direct in ((64 << 10, False), ((64 << 10) + 16, True)):
+        spec = make_spec((nbytes // 16, 4), ct.f32, 16)
+        values = cuda.recorder.fill([spec], lambda first, out: out.fill(first + 3))
+        assert (values is not None) is direct
+        assert other.recorder.fill([spec], lambda first, out: None) is None
+        if values is not None:
+            assert (ct.Tensor(values[0], spec).numpy() == 3).all()
+    cuda.close()
 
 
 def filled(device: ct.Device, data: Array, meanwhile: Callable[[], object]) -> ct.Tensor:

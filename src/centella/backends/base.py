@@ -194,11 +194,13 @@ class Backend(Interop, Process, Streams, Protocol):
     Attributes:
         name: "kind" or "kind:which"; caps: facts that plans and kernels are chosen by.
         unit: read-backs start and end on a multiple of so many bytes.
+        least_parts: bytes from which on `write_parts` is faster than `write` of what was read.
         clock: how launches are timed.
     """
 
     caps: Caps
     unit: int = 4
+    least_parts: int = 16 << 20
     clock: Clock = Clock()
 
     @abstractmethod

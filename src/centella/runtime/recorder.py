@@ -20,7 +20,7 @@ from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor
 from centella.runtime.prepare import boundary_of
-from centella.runtime.storage import INDEX_LIMIT, PART, Storage
+from centella.runtime.storage import INDEX_LIMIT, Storage
 from centella.specs import Spec
 
 IMPLICIT_NODES = 256
@@ -299,7 +299,7 @@ class Recorder:
             As `upload`.
         """
         total = sum(spec.storage_bytes for spec in specs)
-        if total <= PART or innermost(self._device) is not None:
+        if total <= self._executor.backend.least_parts or innermost(self._device) is not None:
             return None
         permit(f"upload of {total:,} bytes", "uploads")
         for spec in specs:

@@ -32,17 +32,8 @@ from centella.specs import strided
 MODES = ("0", "1", "always")
 NAMED = ("device", "name", "driver", "api", "arch", "wgpu")  # of `describe()`: the adapter's class
 _faults: dict[str, str] = {}  # by key, in this process
-_random = np.random.default_rng(0)
-_large = np.where(_random.random((5, 260)) < 0.3, 800, _random.standard_normal((5, 260)))
-# Operation, inputs, attributes, and sum((got - expected)^2) / sum(expected^2) at most: a tiled
-# product, rows of a workgroup, a sum, a cast that saturates.
-FIRST: tuple[tuple[str, tuple[Array, ...], dict[str, Any], float], ...] = (
-    ("matmul", tuple(_random.standard_normal(s) for s in ((37, 65), (65, 66))), {}, 1e-11),
-    ("softmax", (_large,), {}, 1e-11),
-    ("reduce", (_random.standard_normal((3, 1000)),), {"op": "sum"}, 1e-11),
-    ("cast", (np.array([np.nan, np.inf, -np.inf, 0, 1, -1, 800, 6e4, -6e4, 1e9, 1e-3, 0.5, 1e-8]),),
-     {"dtype": "f16"}, 0.0),
-)  # fmt: skip
+# Operation, inputs, attributes, and sum((got - expected)^2) / sum(expected^2) at most.
+Case = tuple[str, tuple[Array, ...], dict[str, Any], float]
 
 
 def check_first_use(executor: Executor) -> str:
@@ -88,6 +79,19 @@ def _compute(executor: Executor, key: str) -> str:
     return fault
 
 
+def _cases() -> list[Case]:
+    """A tiled product, rows of a workgroup, a sum, a cast that saturates."""
+    random = np.random.default_rng(0)  # loads a part of NumPy, which few processes need
+    large = np.where(random.random((5, 260)) < 0.3, 800, random.standard_normal((5, 260)))
+    kinds = [np.nan, np.inf, -np.inf, 0, 1, -1, 800, 6e4, -6e4, 1e9, 1e-3, 0.5, 1e-8]
+    return [
+        ("matmul", tuple(random.standard_normal(s) for s in ((37, 65), (65, 66))), {}, 1e-11),
+        ("softmax", (large,), {}, 1e-11),
+        ("reduce", (random.standard_normal((3, 1000)),), {"op": "sum"}, 1e-11),
+        ("cast", (np.array(kinds),), {"dtype": "f16"}, 0.0),
+    ]
+
+
 def first_fault(executor: Executor) -> str:
     """The first of the results that a backend computes wrong, and where; "" when all are right.
 
@@ -96,7 +100,7 @@ def first_fault(executor: Executor) -> str:
     """
     storage = Storage(executor)
     recorder = Recorder(executor, storage)
-    for name, inputs, attrs, limit in FIRST:
+    for name, inputs, attrs, limit in _cases():
         arrays = [x.astype(np.float32) for x in inputs]
         specs = [storage.spec(x.shape, f32) for x in arrays]
         values = [storage.write(x, s, NOWHERE) for x, s in zip(arrays, specs, strict=True)]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from centella.errors import WeightsError
 from centella.models.llama import LlamaModel
 from centella.tasks.chat import CONFIG, ChatTemplate, special_tokens
 from centella.tasks.generate import Generator
 from centella.tasks.sampling import GeneratorConfig
 from centella.tasks.text import Tokenizer, read_tokenizer
-from centella.weights.model_files import read_json
+from centella.weights.model_files import read_json, show
 
 
 def read_generator(folder: Path, vocab_size: int) -> Callable[[LlamaModel], Generator]:
@@ -28,6 +29,12 @@ def read_generator(folder: Path, vocab_size: int) -> Callable[[LlamaModel], Gene
     if isinstance(tokenizer, Tokenizer):
         template = ChatTemplate.from_folder(folder)
         eos = special_tokens(read_json(folder / CONFIG)).get("eos_token", "")
-        ends = {i for t, i in tokenizer.native.get_vocab().items() if t == eos and i < vocab_size}
-        config = replace(config, stop_ids=config.stop_ids | ends)
+        try:
+            end = tokenizer.native.token_to_id(eos)
+        except UnicodeEncodeError as error:
+            raise WeightsError(
+                f"{folder / CONFIG}: eos_token: expected valid Unicode, got {show(eos)}"
+            ) from error
+        if end is not None and end < vocab_size:
+            config = replace(config, stop_ids=config.stop_ids | {end})
     return partial(Generator, tokenizer=tokenizer, config=config, template=template)

@@ -15,7 +15,7 @@ from centella.dtypes import Array
 from centella.errors import WeightsError
 from centella.host.blockwise import cores, share
 
-PIECE = 4 << 20  # bytes that a thread reads at a time
+PIECE = 1 << 20  # bytes that a thread reads at a time
 
 
 class Contents:

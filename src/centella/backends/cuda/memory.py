@@ -50,6 +50,8 @@ class CudaMemory(Backend):
             application's, which is used as it is and never released.
     """
 
+    least_parts: int = STAGED  # a file is read straight into pinned memory
+
     def __init__(self, which: str = "", *, native: Any = None) -> None:
         ordinal, handle = _ordinal_and_context(which, native)
         self.ordinal: int = ordinal
