@@ -232,6 +232,11 @@ class Caps(Struct, frozen=True):
     family: str = "cpu"
 
     @property
+    def on_host(self) -> bool:
+        """Whether operations are calls of NumPy, in the host's own memory."""
+        return self.target == "numpy"
+
+    @property
     def adapter_class(self) -> str:
         """What tables of measured variants know the device by: "cuda", or its family."""
         return "cuda" if self.target == "ptx" else self.family

@@ -111,7 +111,7 @@ def _beside(
     if not is_gguf(root) and all(map(importlib.util.find_spec, REFERENCE)):
         version = importlib.import_module("transformers").__version__
         return f"transformers {version}, float32", theirs(root)
-    if where.caps.target != "numpy":
+    if not where.caps.on_host:
         return "the CPU, f32", ours(load(root, "cpu", "f32"))
     if is_gguf(root):
         raise WeightsError(

@@ -219,7 +219,7 @@ def _lower(form: Form[Any], caps: Caps, lowerings: Lowerings) -> None:
     """Find the launches of a form, unless they are known or there is nothing to compute."""
     if form in lowerings or not any(spec.size for spec in form.outputs):
         return
-    if caps.target == "numpy":
+    if caps.on_host:
         program = form.op.host_program(form)
         seen = (*form.inputs, *form.outputs) if program.views is None else program.views
         views = tuple((spec, 0) for spec in seen)

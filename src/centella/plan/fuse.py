@@ -133,7 +133,7 @@ class _Graph(Struct, eq=False):
         if known is None:
             numbers, attrs = numbers_of(0, form.attrs, form.inputs[-1].dtype)
             statements = 0
-            if form.op.element is not None and self.caps.target != "numpy":
+            if form.op.element is not None and not self.caps.on_host:
                 step = ChainStep(form.op.name, (), attrs, form.outputs[0].dtype.name)
                 types = tuple((n.name, n.type) for n in numbers)
                 statements = weight(step, types, tuple(spec.dtype for spec in form.inputs))
@@ -250,7 +250,7 @@ class _Group:
     def _registers(self, form: Form[Any]) -> tuple[int, int]:
         """Elements that a thread of a norm or reduction has at a time, and how often it does."""
         caps = self._graph.caps
-        if caps.target == "numpy":
+        if caps.on_host:
             return 1, 1
         if form.op.name == "norm":
             return norm.elements_at_once(form.inputs, form.outputs[0], caps)
@@ -276,7 +276,7 @@ class _Group:
         before, after = size.reads
         if node.op.name == "reduce":
             return not before & after  # one operand is read in one way
-        if self._graph.caps.target == "numpy":
+        if self._graph.caps.on_host:
             return True
         if any(not spec.unit_rows for _, spec in before | after):
             return False  # each pass would walk across memory

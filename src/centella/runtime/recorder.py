@@ -114,7 +114,7 @@ class Recorder:
                     f"{op.name}: expected tensors of fewer than {INDEX_LIMIT:,} elements, got "
                     f"{list(spec.shape)}"
                 )
-        copies = () if caps.target == "numpy" else tuple(
+        copies = () if caps.on_host else tuple(
             i for i, s in enumerate(specs) if not op.takes(i, s)
         )  # fmt: skip
         nbytes = sum(spec.storage_bytes for spec in outputs)

@@ -55,7 +55,7 @@ class Storage:
         executor = self._executor
         with executor.lock, executor.border:
             executor.check_lost()
-            if stays and self._executor.backend.caps.target == "numpy":
+            if stays and self._executor.backend.caps.on_host:
                 value.ready(self._pool.adopt(raw))
                 return value
             buffer = self._pool.allocate(spec.storage_bytes)
@@ -90,7 +90,7 @@ class Storage:
                 views.append(strided(out, Spec(shape, spec.dtype, spec.strides)))
             read(first, *views)
 
-        if executor.backend.caps.target == "numpy":
+        if executor.backend.caps.on_host:
             wholes = [np.empty(spec.storage_bytes, np.uint8) for spec in specs]
             for first in range(0, rows, step):
                 part(first, [raw[first * p : (first + step) * p]
@@ -167,7 +167,7 @@ class Storage:
                 f"import_buffer: shape {list(shape)} of {dtype.name} from byte {offset} needs "
                 f"{offset + plain.nbytes:,} bytes; the buffer has {buffer.nbytes:,}"
             )
-        if self._executor.backend.caps.target != "numpy" and first + plain.span >= INDEX_LIMIT:
+        if not self._executor.backend.caps.on_host and first + plain.span >= INDEX_LIMIT:
             raise LimitError(
                 f"import_buffer: expected it within the first {INDEX_LIMIT:,} elements of the "
                 f"buffer, got elements {first:,} to {first + plain.span:,}"

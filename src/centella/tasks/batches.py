@@ -97,7 +97,7 @@ def exact_tokens(device: Device) -> int:
 
 def on_cores(device: Device) -> bool:
     """Whether it computes on the cores of the host."""
-    return device.caps.target == "numpy" or device.caps.adapter_class in SLOW
+    return device.caps.on_host or device.caps.adapter_class in SLOW
 
 
 class Batch(Struct, frozen=True, eq=False):

@@ -299,7 +299,7 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
         kind = dtype_of(dtype)
         if not kind.is_float:
             raise DTypeError(f"load: dtype: expected auto, f32, f16 or bf16, got {kind.name}")
-        if device.caps.target == "numpy" and kind is not f32:
+        if device.caps.on_host and kind is not f32:
             logger("load").warning(
                 "load: dtype: the CPU computes in f32, and converts %s at each product: f32, or "
                 "auto, is several times as fast, with twice the memory", kind.name,
@@ -316,4 +316,4 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
     if device.caps.narrow_activations:
         return stored, bf16 if quantised else stored
     # NumPy would widen 16-bit weights anew for each product.
-    return (f32 if device.caps.target == "numpy" else stored), f32
+    return (f32 if device.caps.on_host else stored), f32

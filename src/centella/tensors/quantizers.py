@@ -40,7 +40,7 @@ def all_quantized(
     """
     if isinstance(weight, Tensor) and weight.ndim > 2:  # of several experts: their rows
         weight = weight.reshape(-1, weight.shape[-1])
-    if isinstance(weight, Tensor) and weight.device.caps.target == "numpy":
+    if isinstance(weight, Tensor) and weight.device.caps.on_host:
         try:
             return quantize(weight, format), []  # which passes over memory less often
         except DTypeError as error:

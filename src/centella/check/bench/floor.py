@@ -30,7 +30,7 @@ def floor(
     tell: Progress = progress or (lambda _: None)
     figures: list[Figure] = []
     notes = ["small shapes of the same structure: the times mean little"] if small else []
-    if where.caps.target == "numpy":
+    if where.caps.on_host:
         notes.append("the CPU compiles nothing: its operations are NumPy's")
     for part in PARTS:
         measured, note = part.measure(where, small, tell)

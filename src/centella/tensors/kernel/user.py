@@ -108,7 +108,7 @@ class UserKernel:
         self, where: Device, pairs: list[tuple[Tensor, TensorParam]], attrs: dict[str, Any]
     ) -> None:
         """Trace and emit now, so that a mistake is raised at the launch's own line."""
-        host, groups = where.caps.target == "numpy", attrs["groups"]
+        host, groups = where.caps.on_host, attrs["groups"]
         caps = SIMULATED if host else where.caps
         program = self._kernel.program(
             caps,
@@ -223,7 +223,7 @@ def _fit(tensor: Tensor, param: TensorParam) -> Tensor:
         tensor = tensor.reshape(-1)
     if param.mode == "scalar":
         return tensor
-    if tensor.device.caps.target == "numpy":
+    if tensor.device.caps.on_host:
         return tensor
     empty = tensor.size == 0 and param.mode == "in"
     plain = tensor.spec.aligned or not tensor.spec.unit_rows
