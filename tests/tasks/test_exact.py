@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella.specs import Caps
 from centella.tasks import batches
 from centella.tasks.load import load
 from centella.tasks.tokens import Tokens
@@ -142,7 +143,7 @@ def test_threads_leave_the_cores_to_a_device_that_computes_on_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cpu = ct.device("cpu")
-    gpu: Any = SimpleNamespace(caps=SimpleNamespace(target="ptx", adapter_class="discrete"))
+    gpu: Any = SimpleNamespace(caps=Caps("ptx", family="nvidia"))
     for cores, expected in ((1, 1), (2, 1), (4, 3)):
         monkeypatch.setattr(batches, "cores", lambda cores=cores: cores)
         assert batches.threads_ahead([gpu, gpu]) == expected
