@@ -17,10 +17,12 @@ from centella.emit.program import Call, Kernel, Ref
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
+from centella.op.variant import Variant, always, choose
 from centella.ops.elementwise import ACTIVATIONS, plain_call
 from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
+from centella.ops.matmul.grouped import GROUPED
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.sums import SUBGROUP, Thin, slots_of, totals
 from centella.ops.matmul.thin import (
@@ -149,6 +151,12 @@ kernel: Kernel = Kernel(_experts, workgroup=128, name="expert_linear", rewritabl
 
 
 def lower(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
+    """Rows by themselves, or tiles of the rows of each expert."""
+    what = f"expert_linear: ids {list(form.inputs[1 + form.attrs.planes].shape)}"
+    return choose((GROUPED, ROWS), form, caps, form.attrs.variant, what).lower(form, caps)
+
+
+def _rows(form: Form[ExpertAttrs], fits: bool, caps: Caps) -> Lowered:
     """One launch; before it copies of quantised numbers whose rows do not start on 16 bytes."""
     if not form.attrs.format:
         return _launch(form, caps)
@@ -160,6 +168,9 @@ def lower(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
         return on_chunks(form, places[0], caps, lambda inner: after(places[1:], inner))
 
     return after(numbers, form)
+
+
+ROWS: Variant[Form[ExpertAttrs], bool] = Variant("rows", always, _rows)
 
 
 def _launch(form: Form[ExpertAttrs], caps: Caps) -> Lowered:

@@ -6,7 +6,7 @@
 The two are the halves of a gated network of a mixture of experts (Shazeer et al. 2017). Each row
 reads the weights of its own experts, of which a large model has many and chooses few, and nothing
 of the size of a weight is written. W and V are tensors [experts, n, k], or planes of quantised
-weights [experts n, k]. `expert_kernel.py` has the kernel.
+weights [experts n, k]. `expert_kernel.py` has the kernel of few rows, `grouped.py` those of many.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class ExpertAttrs(Struct, frozen=True):
         gate: its activation, or "".
         format: that both weights are quantised in; "": they are tensors of floats.
         experts: of quantised weights.
+        variant: a kernel that is forced, for tests and benchmarks.
     """
 
     extras: tuple[str, ...]
     gate: str
     format: str = ""
     experts: int = 0
+    variant: str | None = None
 
     @property
     def planes(self) -> int:
@@ -165,5 +167,5 @@ def axes_of(form: Form[ExpertAttrs]) -> Axes:
 
 EXPERTS: Op[ExpertAttrs] = Op(
     "expert_linear", rule, reference, "centella.ops.matmul.expert_kernel:lower", takes_rows,
-    attrs=ExpertAttrs, axes=axes_of, doc=__doc__ or "",
+    ("grouped", "rows"), attrs=ExpertAttrs, axes=axes_of, doc=__doc__ or "",
 )  # fmt: skip

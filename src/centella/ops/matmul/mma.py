@@ -13,6 +13,7 @@ element: right, not quick.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -59,17 +60,19 @@ class MmaTile(Struct, frozen=True):
 MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
 
 
-class _Operand:
+class Factor:
     """One operand's way from global memory through the ring into fragments.
 
     `along_k`: k is the contiguous dimension in memory and in the tile; else the rows (m or n) are.
-    `gated`: eight rows of the tile are of the first half in memory, eight of the second, in turn.
+    `gated`: eight rows of the tile are of the first half in memory, eight of the second, in turn;
+    or of `other`, an operand that lies as this one does. `lines`: which line of memory a row of the
+    tile is, where that is not the next one.
     """
 
     def __init__(
         self, source: Any, rows: int, tile: MmaTile, along_k: bool, vector: bool,
         start: Operand, pitch: Operand, first: Operand, extent: Operand, depth: Operand,
-        gated: bool = False,
+        gated: bool = False, other: Any = None, lines: Callable[[Operand], Operand] | None = None,
     ) -> None:  # fmt: skip
         self.source, self.along_k, self.vector = source, along_k, vector
         self.depth, self.bk = depth, tile.bk
@@ -83,13 +86,16 @@ class _Operand:
         thread = lang.local_id()
         row, column = thread // across, thread % across
         self.chunk = self.ring.chunk(row, column)
+        self.other: Any = other
+        self.odd: Any = None if other is None else row // N % 2 == 1
+        assert other is None or down % (2 * N) == 0, "a thread copies from one of the two"
         self.pieces: list[tuple[int, Any, Any]] = []  # chunks below the first; k; fixed address
         for i in range(shape[0] // down):
             at, below = row + i * down, self.ring.down(i * down)
             if along_k:
                 inner = at // (2 * N) * N + at % N if gated else at
-                line = lang.minimum(first + inner, extent - 1)
-                line = line + at // N % 2 * extent if gated else line
+                line = lines(at) if lines else lang.minimum(first + inner, extent - 1)
+                line = line + at // N % 2 * extent if gated and other is None else line
                 fixed = start + line * pitch
                 self.pieces.append((below, column * PER_CHUNK, fixed))
             else:
@@ -98,6 +104,15 @@ class _Operand:
 
     def fetch(self, step: Any, stage: Any) -> None:
         """Start this thread's copies of the tile of a step; past the depth they are zeros."""
+        if self.other is None:
+            self._fetch(self.source, step, stage)
+            return
+        with lang.if_(self.odd):
+            self._fetch(self.other, step, stage)
+        with lang.else_():
+            self._fetch(self.source, step, stage)
+
+    def _fetch(self, source: Any, step: Any, stage: Any) -> None:
         chunk = self.chunk + self.ring.at_stage(stage)
         for below, k, fixed in self.pieces:
             at = step * self.bk + k
@@ -112,7 +127,7 @@ class _Operand:
                 size = lang.minimum(left, 1) * 16
                 row = lang.minimum(fixed, (self.extent - 1) // PER_CHUNK * PER_CHUNK)
                 where = self.start + lang.minimum(at, self.last) * self.pitch + row
-            lang.ptx.cp_async(self.ring, chunk + below, self.source, where, size=size)
+            lang.ptx.cp_async(self.ring, chunk + below, source, where, size=size)
 
     def _elements(self, at: Any, fixed: Any) -> list[Any]:
         """The 8 values of a chunk, one by one."""
@@ -163,16 +178,14 @@ class _Operand:
         lang.ptx.ldmatrix(self.ring, at, *fragments, trans=not self.along_k)
 
 
-def _mma(
-    *, tile: MmaTile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
-    activation: str, a: Argument, b: Argument, y: Argument, gated: bool = False, **extra: Argument,
-) -> None:  # fmt: skip
-    halves = 1 + gated
-    p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn // halves)
-    left = _Operand(a, tile.bm, tile, a_along_k, vector_a,
-                    batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
-    right = _Operand(b, tile.bn, tile, b_along_k, vector_b,
-                     batch * p["sb"], p["ldb"], column0, p["n"], p["k"], gated)  # fmt: skip
+def multiplied(
+    left: Factor, right: Factor, tile: MmaTile, depth: Operand, copies: bool
+) -> tuple[list[list[Any]], Expr, Expr]:
+    """A tile's sums, in fragments; and the first row and column of this warp's.
+
+    Args:
+        copies: whether an operand comes by `cp_async`.
+    """
     warp = lang.local_id() // WARP
     down = warp % (tile.bm // tile.wm) * tile.wm
     across = warp // (tile.bm // tile.wm) * tile.wn
@@ -182,15 +195,15 @@ def _mma(
     sums = [[lang.ptx.Fragment(f32, (M, N)) for _ in range(columns)] for _ in range(rows)]
     for fragment in (f for line in sums for f in line):
         fragment.fill(0.0)
-    heights = [lang.ptx.Fragment(a.dtype, (M, K)) for _ in range(rows)]
-    widths = [lang.ptx.Fragment(b.dtype, (K, N)) for _ in range(columns)]
-    ahead, copies = tile.stages - 1, vector_a or vector_b
+    heights = [lang.ptx.Fragment(left.source.dtype, (M, K)) for _ in range(rows)]
+    widths = [lang.ptx.Fragment(right.source.dtype, (K, N)) for _ in range(columns)]
+    ahead = tile.stages - 1
     for first in range(ahead):
         left.fetch(lang.const(first, u32), lang.const(first, u32))
         right.fetch(lang.const(first, u32), lang.const(first, u32))
         if copies:
             lang.ptx.cp_async_commit()
-    for step in lang.range((p["k"] + (tile.bk - 1)) // tile.bk):
+    for step in lang.range((depth + (tile.bk - 1)) // tile.bk):
         if copies:
             lang.ptx.cp_async_wait(ahead - 1)
         lang.barrier()
@@ -207,6 +220,20 @@ def _mma(
             for line, height in zip(sums, heights, strict=True):
                 for fragment, width in zip(line, widths, strict=True):
                     lang.ptx.mma_sync(fragment, height, width)
+    return sums, down, across
+
+
+def _mma(
+    *, tile: MmaTile, a_along_k: bool, b_along_k: bool, vector_a: bool, vector_b: bool,
+    activation: str, a: Argument, b: Argument, y: Argument, gated: bool = False, **extra: Argument,
+) -> None:  # fmt: skip
+    halves = 1 + gated
+    p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn // halves)
+    left = Factor(a, tile.bm, tile, a_along_k, vector_a,
+                    batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
+    right = Factor(b, tile.bn, tile, b_along_k, vector_b,
+                     batch * p["sb"], p["ldb"], column0, p["n"], p["k"], gated)  # fmt: skip
+    sums, down, across = multiplied(left, right, tile, p["k"], vector_a or vector_b)
     columns0 = column0 + across // halves
     _finish(sums, row0 + down, columns0, batch, p, y, activation, extra, gated)
 
