@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.dtypes import dtype_of
@@ -16,7 +17,7 @@ from centella.op import op
 from centella.ops.matmul.experts import up_planes
 from centella.ops.quant.table import FORMATS
 from centella.ops.topk import GROUPS
-from centella.specs import make_spec
+from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply_with
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_quant import CUDA, made, whole_of
@@ -205,6 +206,98 @@ def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: P
     (call,) = form.lower(CUDA).calls
     report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
     assert resources(report)[1] == 0
+
+
+# -- many rows: tiles of each expert's -------------------------------------------------------------
+
+
+def mixture(
+    device: ct.Device, sizes: tuple[int, ...], dtype: str, gate: str, at: Array | None = None
+) -> tuple[ct.Tensor, Array]:
+    """The products by tiles, and in float64 those of the operands as they are stored.
+
+    Args:
+        sizes: rows, picks, experts, n, k; at: which rows are taken, in which order.
+    """
+    rows, picks, experts, n, k = sizes
+    random = np.random.default_rng(rows + n)
+    ids = random.integers(0, experts, (rows, picks)).astype(np.int32)
+    x = random.standard_normal((rows, k) if gate else (rows, picks, k)).astype(np.float32)
+    weights = [random.standard_normal((experts, n, k)).astype(np.float32) * k**-0.5 for _ in "wv"]
+    shares, residual = (random.random(s, np.float32) for s in ((rows, picks), (rows, n)))
+    if at is not None:
+        ids, x, shares, residual = ids[at], x[at], shares[at], residual[at]
+    given, w, up = (ct.asarray(value, dtype, device) for value in (x, *weights))
+    extras = {"up": up}
+    if not gate:
+        extras = {"shares": ct.asarray(shares, device=device),
+                  "residual": ct.asarray(residual, device=device)}  # fmt: skip
+    attrs = {"gate": gate, "variant": "grouped"}
+    y = apply_with("expert_linear", (given, w, ct.asarray(ids, device=device)), "extras", extras,
+                   attrs)  # fmt: skip
+    read = [t.astype("f32").numpy() for t in (given, w, up)]
+    wanted = expected(read[0], read[1], ids, read[2] if gate else None, shares)
+    return y, wanted if gate else wanted + residual
+
+
+@pytest.mark.devices("simulator", "cuda")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1, 2, 8), (64, 3, 5, 66, 40), (65, 3, 5, 130, 72), (150, 2, 3, 7, 136),
+              (300, 2, 2, 34, 24), (5, 2, 200, 16, 16)],
+)  # fmt: skip
+def test_tiles_of_experts(device: ct.Device, sizes: tuple[int, ...], gate: str, dtype: str) -> None:
+    """Experts of no row, of one, of more than a tile; rows that name an expert twice."""
+    y, wanted = mixture(device, sizes, dtype, gate)
+    limit = dtype_of(dtype).epsilon * np.abs(wanted).max()
+    np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
+@pytest.mark.devices("simulator", "cuda")
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_a_row_has_the_same_bits_among_others(device: ct.Device, gate: str) -> None:
+    sizes = (150, 2, 3, 34, 40)
+    whole = mixture(device, sizes, "bf16", gate)[0].numpy()
+    for at in (np.random.default_rng(0).permutation(150), np.arange(149, 70, -1), np.array([77])):
+        np.testing.assert_array_equal(
+            mixture(device, sizes, "bf16", gate, at)[0].numpy(), whole[at]
+        )
+
+
+def of_30b(rows: int, gate: str, **changed: Any) -> Any:
+    """The form of a layer of 128 experts, 8 picks of each row."""
+    bf16, i32, f32 = (dtype_of(name) for name in ("bf16", "i32", "f32"))
+    kind, (n, k) = changed.get("dtype", bf16), (768, 2048) if gate else (2048, 768)
+    x = make_spec((rows, k) if gate else (rows, 8, k), kind, 16)
+    w, ids = make_spec((128, n, k), kind, 16), make_spec((rows, 8), i32, 16)
+    y = make_spec((rows, 8, n) if gate else (rows, n), kind, 16)
+    shares = make_spec((rows, 8), f32, 16)
+    more, extras = ((w,), ("up",)) if gate else ((shares, y), ("shares", "residual"))
+    attrs = {"extras": extras, "gate": gate}
+    return op_form(op.get("expert_linear"), (x, w, ids, *more), (y,), attrs)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("rows", [64, 512, 2048])
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_texts_of_tiles_of_experts_assemble(gate: str, rows: int, tmp_path: Path) -> None:
+    calls = of_30b(rows, gate).lower(replace(CUDA, max_shared=227 << 10)).calls
+    names = ["expert_count"] * (rows > 64) + ["expert_order", "expert_tiles"]
+    assert [call.kernel.name for call in calls] == names + ["expert_sum"] * (not gate)
+    for call in calls:
+        report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
+        assert resources(report)[1] == 0
+
+
+def test_tiles_of_experts_where_they_pay() -> None:
+    def names(caps: Caps, rows: int, **changed: Any) -> list[str]:
+        return [call.kernel.name for call in of_30b(rows, "silu", **changed).lower(caps).calls]
+
+    assert names(CUDA, 23) == ["expert_linear"]
+    assert names(CUDA, 24)[-1] == "expert_tiles"
+    assert names(CUDA, 512, dtype=dtype_of("f32")) == ["expert_linear"]
+    assert names(replace(CUDA, arch=""), 512) == ["expert_linear"]
 
 
 @pytest.mark.devices(*EVERY)

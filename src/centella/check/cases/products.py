@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 from msgspec.structs import replace
@@ -62,6 +63,8 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
     if variant == "skinny_mma":
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
+    if variant == "grouped":
+        return mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
     if variant == "cluster":
         return caps.clusters and caps.max_shared >= ROOM
     if variant in ("streamed", "streamed_rows"):
@@ -235,7 +238,25 @@ def expert_linear() -> Row:
         share, rest = In((4, 2), "positive", layout=x), In((4, 5), layout=x)
         attrs = {"extras": ("shares", "residual"), "gate": ""}
         cases.append(Case((In((4, 2, 36), layout=x), w, ids, share, rest), attrs))
-    return Row(FLOATS, tuple(cases), sums=True)
+    return Row(FLOATS, (*cases, *grouped_experts()), sums=True)
+
+
+def grouped_experts() -> Iterator[Case]:
+    """Tiles of one pair, full ones, experts that no row chose; rows in several groups; no id."""
+    for rows, picks, experts, n, k in ((1, 1, 1, 2, 8), (3, 2, 70, 9, 67), (70, 3, 4, 66, 40),
+                                       (150, 2, 2, 130, 33)):  # fmt: skip
+        x, w = In((rows, k), "positive"), In((experts, n, k), "positive")
+        for least in (0, -1) if rows == 3 else (0,):
+            ids = In((rows, picks), (least, experts), "i32")
+            up = {"extras": ("up",), "gate": "silu", "variant": "grouped"}
+            yield Case((x, w, ids, w), up, dtypes=("f16", "bf16"))
+            down = {"extras": ("shares", "residual"), "gate": "", "variant": "grouped"}
+            share = In((rows, picks), "positive", "f32")
+            operands = In((rows, picks, k), "positive"), w, ids, share, In((rows, n))
+            yield Case(operands, down, dtypes=("f16", "bf16"))
+    alone = {"extras": ("shares",), "gate": "", "variant": "rows"}
+    ids, share = In((5, 2), (0, 3), "i32"), In((5, 2), "positive", "f32")
+    yield Case((In((5, 2, 16), "positive"), In((3, 9, 16), "positive"), ids, share), alone)
 
 
 def matmul() -> Row:

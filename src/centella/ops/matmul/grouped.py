@@ -35,8 +35,9 @@ NAN = float("nan")
 LARGE, SMALL = MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 128, 32, 32, 64, 4)
 TILES = (LARGE, SMALL, MmaTile(64, 64, 32, 32, 32, 2))
 THREADS = 1024  # at most, that put pairs in order: some for each expert
+SOME = 64  # rows of a group of these
 SUM_THREADS = 256
-LEAST = 2  # pairs for each expert, of which on tiles are faster than rows
+LEAST = 1.5  # pairs for each expert, from which on tiles are faster than rows
 
 
 class _Sizes(Struct, frozen=True):
@@ -56,6 +57,11 @@ class _Sizes(Struct, frozen=True):
         return self.rows * self.picks
 
     @property
+    def groups(self) -> int:
+        """Groups that put pairs in order."""
+        return -(-self.rows // SOME)
+
+    @property
     def tiles(self) -> int:
         """Tiles that there may be: each expert may have one that is not full."""
         return self.pairs // self.tile.bm + min(self.experts, self.pairs)
@@ -64,59 +70,96 @@ class _Sizes(Struct, frozen=True):
 # -- pairs by expert -------------------------------------------------------------------------------
 
 
-def _order(
-    *, threads: int, experts: int, size: int, ids: Argument, order: Argument, tiles: Argument
-) -> None:
-    """One group: threads of an expert count its pairs among some rows each, then write them."""
-    rows, picks, pitch, count = (lang.parameter(n, u32) for n in ("rows", "picks", "ldi", "count"))
-    parts, thread = threads // experts, lang.local_id()
-    expert, part = thread % experts, thread // experts
-    length = (rows + (parts - 1)) // parts
-    begin = lang.minimum(part * length, rows)
-    end = lang.select(part < parts, lang.minimum(begin + length, rows), begin)
+class _Rows:
+    """The rows of a group, and those of them in which a thread looks for its expert.
 
-    def of_expert(row: Operand, pick: Operand) -> Expr:
-        chosen = lang.bitcast(ids[row * pitch + pick], u32)
-        return lang.select(chosen < experts, chosen, 0) == expert
+    Several threads, the `parts`, look for one expert. Threads of no part have no rows.
+    """
 
-    found = lang.var(0)
-    for row in lang.range(begin, end):
-        for pick in lang.range(picks):
-            found.set(found.get() + lang.select(of_expert(row, pick), 1, 0))
-    counts, totals = lang.shared(u32, parts * experts), lang.shared(u32, experts)
-    with lang.if_(part < parts):
-        counts[thread] = found.get()
-    lang.barrier()
-    with lang.if_(thread < experts):
+    def __init__(self, ids: Argument, threads: int, experts: int, picks: int) -> None:
+        rows, some = lang.parameter("rows", u32), lang.parameter("some", u32)
+        self._ids, self._pitch, self._picks = ids, lang.parameter("ldi", u32), picks
+        self.experts, self.parts = experts, threads // experts
+        self.expert, self.part = lang.local_id() % experts, lang.local_id() // experts
+        first = lang.group_id() * some
+        last = lang.minimum(first + some, rows)
+        length = (some + (self.parts - 1)) // self.parts
+        self.begin = lang.minimum(first + self.part * length, last)
+        end = lang.minimum(self.begin + length, last)
+        self.end = lang.select(self.part < self.parts, end, self.begin)
+        mine = lang.var(0)
+        for row in lang.range(self.begin, self.end):
+            for own in self.chosen(row):
+                mine.set(mine.get() + lang.select(own, 1, 0))
+        self.counts = lang.shared(u32, self.parts * experts)  # by part and expert
+        with lang.if_(self.part < self.parts):
+            self.counts[lang.local_id()] = mine.get()
+        lang.barrier()
+
+    def chosen(self, row: Operand) -> list[Expr]:
+        """Which picks of a row are this thread's expert; all are loaded before one is compared."""
+        ids = [self._ids[row * self._pitch + pick] for pick in range(self._picks)]
+        known = [lang.bitcast(i, u32) for i in ids]
+        return [lang.select(i < self.experts, i, 0) == self.expert for i in known]
+
+    def total(self) -> Expr:
+        """Pairs of this thread's expert in the rows of the group."""
         total = lang.var(0)
-        for own_part in range(parts):
-            total.set(total.get() + counts[thread + own_part * experts])
-        totals[thread] = total.get()
+        for part in range(self.parts):
+            total.set(total.get() + self.counts[self.expert + part * self.experts])
+        return total.get()
+
+
+def _count(*, threads: int, experts: int, picks: int, ids: Argument, counts: Argument) -> None:
+    """Pairs of each expert in the rows of a group."""
+    rows = _Rows(ids, threads, experts, picks)
+    with lang.if_(lang.local_id() < experts):
+        counts[lang.group_id() * experts + rows.expert] = rows.total()
+
+
+def _order(
+    *, threads: int, experts: int, picks: int, size: int, ids: Argument, order: Argument,
+    tiles: Argument, **extra: Argument,
+) -> None:  # fmt: skip
+    """A group writes the pairs of its rows; the first one the tiles."""
+    rows, thread = _Rows(ids, threads, experts, picks), lang.local_id()
+    totals, starts = lang.shared(u32, experts), lang.shared(u32, experts)
+    with lang.if_(thread < experts):
+        if "counts" in extra:
+            total, start = lang.var(0), lang.var(0)  # of all groups, of those before this one
+            for group in lang.range(lang.num_groups()):
+                count = extra["counts"][group * experts + thread]
+                total.set(total.get() + count)
+                start.set(start.get() + lang.select(group < lang.group_id(), count, 0))
+            totals[thread], starts[thread] = total.get(), start.get()
+        else:
+            totals[thread], starts[thread] = rows.total(), lang.const(0, u32)
     lang.barrier()
     first, before = lang.var(0), lang.var(0)  # pairs and tiles of the experts before this one
-    for other in lang.range(expert):
+    for other in lang.range(rows.expert):
         first.set(first.get() + totals[other])
         before.set(before.get() + (totals[other] + (size - 1)) // size)
-    with lang.if_(part < parts):
-        at = lang.var(first.get())
-        for other in lang.range(part):
-            at.set(at.get() + counts[other * experts + expert])
-        for row in lang.range(begin, end):
-            for pick in lang.range(picks):
-                with lang.if_(of_expert(row, pick)):
+    with lang.if_(rows.part < rows.parts):
+        at = lang.var(first.get() + starts[rows.expert])
+        for part in lang.range(rows.part):
+            at.set(at.get() + rows.counts[part * experts + rows.expert])
+        for row in lang.range(rows.begin, rows.end):
+            for pick, own in enumerate(rows.chosen(row)):
+                with lang.if_(own):
                     order[at.get()] = row * picks + pick
                     at.set(at.get() + 1)
-    own = (totals[expert] + (size - 1)) // size
-    with lang.if_(thread < experts):
-        for number in lang.range(own):
-            _write(tiles, before.get() + number, expert, first.get() + number * size,
-                   first.get() + totals[expert])  # fmt: skip
+    own_total = totals[rows.expert]
+    needed = (own_total + (size - 1)) // size
+    with lang.if_((thread < experts) & (lang.group_id() == 0)):
+        for number in lang.range(needed):
+            _write(tiles, before.get() + number, rows.expert, first.get() + number * size,
+                   first.get() + own_total)  # fmt: skip
     used = lang.shared(u32, 1)
     with lang.if_(thread == experts - 1):
-        used[0] = before.get() + own
+        used[0] = before.get() + needed
     lang.barrier()
-    zero = lang.const(0, u32)
-    for number in lang.range(used[0] + thread, count, lang.workgroup_size()):
+    zero, step = lang.const(0, u32), lang.workgroup_size() * lang.num_groups()
+    for number in lang.range(used[0] + lang.global_id(), lang.parameter("count", u32), step):
         _write(tiles, number, zero, zero, zero)
 
 
@@ -125,6 +168,7 @@ def _write(tiles: Argument, number: Operand, *values: Operand) -> None:
         tiles[number * 3 + i] = value
 
 
+count_kernel: Kernel = Kernel(_count, workgroup=THREADS, name="expert_count")
 order_kernel: Kernel = Kernel(_order, workgroup=THREADS, name="expert_order")
 
 
@@ -235,22 +279,16 @@ def _launches(form: Form[ExpertAttrs], sizes: _Sizes, caps: Caps) -> Lowered:
     pitch = {name: rows_of(form.inputs[ref.index]).strides[0] for name, ref in named.items()}
     order = Ref(y.index + 1, make_spec((sizes.pairs,), u32, 16))
     tiles = Ref(y.index + 2, make_spec((3 * sizes.tiles,), u32, 16))
-    each = y
-    if not attrs.gate:
-        each = Ref(y.index + 3, make_spec((sizes.pairs, sizes.n), f32, 16))
+    counts = Ref(y.index + 3, make_spec((sizes.groups * sizes.experts,), u32, 16))
+    each = y if attrs.gate else Ref(y.index + 4, make_spec((sizes.pairs, sizes.n), f32, 16))
     lde = rows_of(each.spec).strides[0]
     calls = [
-        Call(
-            order_kernel, (named["ids"], order, tiles),
-            (("rows", sizes.rows), ("picks", sizes.picks), ("ldi", pitch["ids"]),
-             ("count", sizes.tiles)),
-            (("experts", sizes.experts), ("size", sizes.tile.bm), ("threads", sizes.threads)), 1,
-            workgroup=sizes.threads, signature=signature({"ids": 1}, {"order": 1, "tiles": 1}),
-        ),
+        *_ordered(named["ids"], pitch["ids"], (order, tiles, counts), sizes),
         _products(named, pitch, (order, tiles, each), sizes, attrs.gate, lde),
-    ]  # fmt: skip
+    ]
+    spaces = order.spec, tiles.spec, counts.spec
     if attrs.gate:
-        return Lowered(tuple(calls), (order.spec, tiles.spec))
+        return Lowered(tuple(calls), spaces)
     names = [name for name in ("shares", "residual") if name in named]
     scalars = (
         ("n", sizes.n), ("picks", sizes.picks), ("lde", lde), ("lds", pitch["shares"]),
@@ -260,7 +298,29 @@ def _launches(form: Form[ExpertAttrs], sizes: _Sizes, caps: Caps) -> Lowered:
     refs = (Ref(each.index, flat(each.spec)), *(named[name] for name in names), y)
     kinds = signature(dict.fromkeys(("each", *names), 1), {"y": 1})
     calls.append(Call(sum_kernel, refs, scalars, (), sizes.rows, signature=kinds))
-    return Lowered(tuple(calls), (order.spec, tiles.spec, each.spec))
+    return Lowered(tuple(calls), (*spaces, each.spec))
+
+
+def _ordered(ids: Ref, pitch: int, refs: tuple[Ref, Ref, Ref], sizes: _Sizes) -> list[Call]:
+    """Several groups know where their pairs begin once all have counted them."""
+    order, tiles, counts = refs
+    several = sizes.groups > 1
+    scalars = ("rows", sizes.rows), ("some", SOME), ("ldi", pitch)
+    constants = ("experts", sizes.experts), ("picks", sizes.picks), ("threads", sizes.threads)
+    more = ("counts",) if several else ()
+    call = Call(
+        order_kernel, (ids, *((counts,) if several else ()), order, tiles),
+        (*scalars, ("count", sizes.tiles)), (*constants, ("size", sizes.tile.bm)), sizes.groups,
+        workgroup=sizes.threads,
+        signature=signature(dict.fromkeys(("ids", *more), 1), {"order": 1, "tiles": 1}),
+    )  # fmt: skip
+    if not several:
+        return [call]
+    count = Call(
+        count_kernel, (ids, counts), scalars, constants, sizes.groups, workgroup=sizes.threads,
+        signature=signature({"ids": 1}, {"counts": 1}),
+    )  # fmt: skip
+    return [count, call]
 
 
 def _products(
