@@ -300,6 +300,54 @@ def test_tiles_of_experts_where_they_pay() -> None:
     assert names(replace(CUDA, arch=""), 512) == ["expert_linear"]
 
 
+@pytest.mark.devices("simulator", "cuda")
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_k", "q6_k", "mxfp4"])
+def test_quantised_experts_as_tensors(device: ct.Device, format: str, gate: str) -> None:
+    """Weights are rounded to x's dtype once."""
+    picks, experts, n, random = 2, 4, 10, np.random.default_rng(5)
+    weight, up = (made(experts * n, 96, format, device, seed) for seed in (1, 2))
+    k, rows = weight.shape[1], 70
+    ids = random.integers(0, experts, (rows, picks)).astype(np.int32)
+    w, v = (whole_of(q).reshape(experts, n, k) for q in (weight, up))
+    x = random.standard_normal((rows, k) if gate else (rows, picks, k)) / (np.abs(w).max() * k)
+    given = ct.asarray(x.astype(np.float32), "bf16", device)
+    shares = random.random((rows, picks), np.float32)
+    more: dict[str, Any] = dict(zip(up_planes(len(up.planes)), up.planes, strict=True))
+    more = more if gate else {"shares": ct.asarray(shares, device=device)}
+    operands = (given, *weight.planes, ct.asarray(ids, device=device))
+    attrs = {"gate": gate, "format": format, "experts": experts, "variant": "dequantized"}
+    y = apply_with("expert_linear", operands, "extras", more, attrs).astype("f32").numpy()
+    wanted = expected(given.astype("f32").numpy(), w, ids, v if gate else None, shares)
+    limit = 2 * dtype_of("bf16").epsilon * np.abs(wanted).max()
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_many_rows_of_quantised_experts_have_their_weights_as_tensors(gate: str) -> None:
+    """Each is written once, before the tiles; a few rows read the planes."""
+    q4_k, f16 = FORMATS["q4_k"], dtype_of("f16")
+
+    def names(rows: int) -> list[str]:
+        dense = of_30b(rows, gate)
+        x, w, ids, *more = dense.inputs
+        _, n, k = w.shape
+        planes = tuple(make_spec(p.shape(128 * n, k // q4_k.block), p.dtype or f16, 16)
+                       for p in q4_k.planes)  # fmt: skip
+        extras = up_planes(len(planes)) if gate else ("shares", "residual")
+        attrs = {"extras": extras, "gate": gate, "format": "q4_k", "experts": 128}
+        inputs = (x, *planes, ids, *(planes if gate else more))
+        lowered = op_form(op.get("expert_linear"), inputs, dense.outputs, attrs).lower(CUDA)
+        if rows == 128:
+            wholes = [spec.nbytes for spec in lowered.temporaries if len(spec.shape) == 2]
+            assert wholes.count(2 * 128 * n * k) == (2 if gate else 1)
+        return [call.kernel.name for call in lowered.calls]
+
+    tail = ["expert_count", "expert_order", "expert_tiles"] + ["expert_sum"] * (not gate)
+    assert names(127) == ["expert_linear"]
+    assert names(128) == ["dequantize"] * (2 if gate else 1) + tail
+
+
 @pytest.mark.devices(*EVERY)
 def test_an_expert_that_is_not_there_gives_nan(device: ct.Device) -> None:
     x, w = ct.ones((3, 2, 4), device=device), ct.ones((2, 3, 4), device=device)

@@ -11,6 +11,7 @@ from centella.check.cases import planes
 from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import bf16, dtype_of, f16
 from centella.ops.matmul import skinny
+from centella.ops.matmul.experts import up_planes
 from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.matmul.streamed_kernel import CONSUMERS, WARPGROUP
@@ -63,8 +64,8 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
     if variant == "skinny_mma":
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
-    if variant == "grouped":
-        return mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
+    if variant in ("grouped", "dequantized"):  # tensors of what is quantised are of x's dtype
+        return mma_tile_of((dtypes[0], dtypes[variant == "grouped"]), caps) is not None
     if variant == "cluster":
         return caps.clusters and caps.max_shared >= ROOM
     if variant in ("streamed", "streamed_rows"):
@@ -254,6 +255,16 @@ def grouped_experts() -> Iterator[Case]:
             share = In((rows, picks), "positive", "f32")
             operands = In((rows, picks, k), "positive"), w, ids, share, In((rows, n))
             yield Case(operands, down, dtypes=("f16", "bf16"))
+    numbers, factors = planes.planes("q8_0", 30, 16, "f16")
+    weight = numbers, replace(factors, values=(1, 3))  # products that 16 bits hold
+    ids, share = In((9, 2), (0, 3), "i32"), In((9, 2), "positive", "f32")
+    forced = {"format": "q8_0", "experts": 3, "variant": "dequantized"}
+    x = In((9, 512), "positive")
+    gated = {**forced, "extras": up_planes(2), "gate": "silu"}
+    yield Case((x, *weight, ids, *weight), gated, dtypes=("f16", "bf16"))
+    summed = {**forced, "extras": ("shares",), "gate": ""}
+    x = In((9, 2, 512), "positive")
+    yield Case((x, *weight, ids, share), summed, dtypes=("f16", "bf16"))
     alone = {"extras": ("shares",), "gate": "", "variant": "rows"}
     ids, share = In((5, 2), (0, 3), "i32"), In((5, 2), "positive", "f32")
     yield Case((In((5, 2, 16), "positive"), In((3, 9, 16), "positive"), ids, share), alone)

@@ -7,6 +7,7 @@ kernel may bind, one launch opens the gates and another multiplies by them, or a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec.structs import replace
@@ -34,12 +35,14 @@ from centella.ops.matmul.thin import (
     together_of,
 )
 from centella.ops.operands import KERNEL
+from centella.ops.quant.dequantize import DEQUANTIZE, DequantizeAttrs
 from centella.ops.quant.format import SYMBOLS
 from centella.ops.quant.kernels import add_blocks, fitted, on_chunks, pitches
 from centella.ops.quant.table import FORMATS
 from centella.specs import Caps, make_spec
 
 NAN = float("nan")
+MANY = 8  # pairs for each expert, from which on quantised weights are written as tensors
 GROUPS = 4  # of quantised experts on a multiprocessor: 128 registers, so that few formats spill
 
 
@@ -151,9 +154,9 @@ kernel: Kernel = Kernel(_experts, workgroup=128, name="expert_linear", rewritabl
 
 
 def lower(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
-    """Rows by themselves, or tiles of the rows of each expert."""
+    """Rows by themselves, or tiles of the rows of each expert; of these quantised weights too."""
     what = f"expert_linear: ids {list(form.inputs[1 + form.attrs.planes].shape)}"
-    return choose((GROUPED, ROWS), form, caps, form.attrs.variant, what).lower(form, caps)
+    return choose(ORDER, form, caps, form.attrs.variant, what).lower(form, caps)
 
 
 def _rows(form: Form[ExpertAttrs], fits: bool, caps: Caps) -> Lowered:
@@ -170,7 +173,62 @@ def _rows(form: Form[ExpertAttrs], fits: bool, caps: Caps) -> Lowered:
     return after(numbers, form)
 
 
+def _dense(form: Form[ExpertAttrs]) -> tuple[Form[ExpertAttrs], tuple[int, ...]]:
+    """A form of quantised weights with tensors in their place, and the numbers of its operands.
+
+    The tensors come behind the result.
+    """
+    attrs, count = form.attrs, len(form.inputs)
+    ids = 1 + attrs.planes
+    experts, n, k = shape_of(form.inputs[1:ids], attrs)
+    whole = make_spec((experts, n, k), form.inputs[0].dtype, 16)
+    both = attrs.gate != ""
+    more = range(ids + 1 + (attrs.planes if both else 0), count)
+    inputs = (form.inputs[0], whole, form.inputs[ids], *([whole] if both else []),
+              *(form.inputs[i] for i in more))  # fmt: skip
+    numbers = (0, count + 1, ids, *([count + 2] if both else []), *more, count)
+    extras = tuple(name for name in attrs.extras if not name.startswith("up_"))
+    plain = replace(attrs, format="", experts=0, extras=extras, variant=None)
+    return replace(form, inputs=inputs, attrs=plain), numbers
+
+
+def _dequantized(form: Form[ExpertAttrs], dense: Form[ExpertAttrs], caps: Caps) -> Lowered:
+    """Weights as tensors, each written and read once for all rows, then tiles of the experts'."""
+    attrs, count = form.attrs, len(form.inputs)
+    _, numbers = _dense(form)
+    firsts = [1, *([2 + attrs.planes] if attrs.gate else [])]
+    whole = dense.inputs[1]
+    rows = make_spec((whole.shape[0] * whole.shape[1], whole.shape[2]), whole.dtype, 16)
+    lowered = Lowered((), (rows,) * len(firsts))
+    decoding = DequantizeAttrs(rows.dtype.name, attrs.format)
+    for number, first in enumerate(firsts):
+        planes = form.inputs[first : first + attrs.planes]
+        one = Form(DEQUANTIZE, planes, (rows,), decoding).lower(caps)
+        indices = (*range(first, first + attrs.planes), count + 1 + number)
+        lowered += one.within(indices, count + 1 + len(lowered.temporaries))
+    tiles = GROUPED.lower(dense, caps)
+    return lowered + tiles.within(numbers, count + 1 + len(lowered.temporaries))
+
+
+def _takes_tiles(form: Form[ExpertAttrs], caps: Caps) -> Form[ExpertAttrs] | None:
+    if not form.attrs.format:
+        return None
+    dense, _ = _dense(form)
+    return dense if GROUPED.fits(dense, caps) else None
+
+
+def _many(form: Form[ExpertAttrs], caps: Caps) -> bool:
+    """Where pairs are so many that a weight is sooner written as a tensor than read for each."""
+    ids = form.inputs[1 + form.attrs.planes]
+    return caps.fast_tensor_cores and math.prod(ids.shape) >= MANY * form.attrs.experts
+
+
 ROWS: Variant[Form[ExpertAttrs], bool] = Variant("rows", always, _rows)
+ORDER: tuple[Variant[Form[ExpertAttrs], Any], ...] = (
+    GROUPED,
+    Variant("dequantized", _takes_tiles, _dequantized, _many),
+    ROWS,
+)
 
 
 def _launch(form: Form[ExpertAttrs], caps: Caps) -> Lowered:

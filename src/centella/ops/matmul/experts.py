@@ -167,5 +167,5 @@ def axes_of(form: Form[ExpertAttrs]) -> Axes:
 
 EXPERTS: Op[ExpertAttrs] = Op(
     "expert_linear", rule, reference, "centella.ops.matmul.expert_kernel:lower", takes_rows,
-    ("grouped", "rows"), attrs=ExpertAttrs, axes=axes_of, doc=__doc__ or "",
+    ("grouped", "dequantized", "rows"), attrs=ExpertAttrs, axes=axes_of, doc=__doc__ or "",
 )  # fmt: skip
