@@ -4,8 +4,8 @@
     S = the k experts with the largest p             weighed by p, or by p over their sum
     y = x + r sum over e in S of p_e down_e(act(gate_e(norm(x))) up_e(norm(x)))
 
-One path serves a token and a prompt: `expert_linear` reads the chosen experts' weights for each
-row, so nothing of the size of a weight is written, and no token's choice comes to the host.
+One path serves a token and a prompt: `expert_linear` multiplies each row with the weights of its
+own experts, and no token's choice comes to the host.
 """
 
 from __future__ import annotations
