@@ -114,6 +114,8 @@ H100 = {  # file, bench, first of the shape, who has the second number
     "Qwen3 4B in": ("generate", "decode", "4b", "transformers bf16"),
     "Qwen3 4B, prompt": ("generate", "prefill 512", "4b", "transformers bf16"),
     "Qwen3 4B, host": ("generate", "host, a step", "4b", ""),
+    "Qwen3 30B-A3B in": ("generate-moe", "decode", "30b-a3b", ""),
+    "Qwen3 30B-A3B, a prompt": ("generate-moe", "prefill 512", "30b-a3b", ""),
     "Whisper large-v3,": ("transcribe", "file to text", "large-v3", "transformers f16"),
     "Whisper large-v3-turbo": ("transcribe", "file to text", "turbo", "transformers f16"),
     "Whisper tiny": ("transcribe", "file to text", "tiny", "transformers f16"),
