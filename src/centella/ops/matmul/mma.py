@@ -74,18 +74,22 @@ class Factor:
         start: Operand, pitch: Operand, first: Operand, extent: Operand, depth: Operand,
         gated: bool = False, other: Any = None, lines: Callable[[Operand], Operand] | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.along_k, self.vector = source, along_k, vector
-        self.depth, self.bk = depth, tile.bk
-        self.last = lang.maximum(depth, 1) - 1  # of an empty product, the first element is read
-        self.pitch, self.extent = pitch, extent
+        self.source: Any = source
+        self.along_k: bool = along_k
+        self.vector: bool = vector
+        self.depth: Operand = depth
+        self.bk: int = tile.bk
+        self.last: Any = lang.maximum(depth, 1) - 1  # of an empty product, the first is read
+        self.pitch: Operand = pitch
+        self.extent: Operand = extent
         shape = (rows, tile.bk) if along_k else (tile.bk, rows)
-        self.ring = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
+        self.ring: Any = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
         across = shape[1] // PER_CHUNK
         down, left = divmod(tile.threads, across)
         assert left == 0 and down % 8 == 0 and shape[0] % down == 0, "threads share the chunks"
         thread = lang.local_id()
         row, column = thread // across, thread % across
-        self.chunk = self.ring.chunk(row, column)
+        self.chunk: Any = self.ring.chunk(row, column)
         self.other: Any = other
         self.odd: Any = None if other is None else row // N % 2 == 1
         assert other is None or down % (2 * N) == 0, "a thread copies from one of the two"
@@ -100,7 +104,7 @@ class Factor:
                 self.pieces.append((below, column * PER_CHUNK, fixed))
             else:
                 self.pieces.append((below, at, first + column * PER_CHUNK))
-        self.start = start
+        self.start: Operand = start
 
     def fetch(self, step: Any, stage: Any) -> None:
         """Start this thread's copies of the tile of a step; past the depth they are zeros."""
