@@ -348,6 +348,65 @@ def test_many_rows_of_quantised_experts_have_their_weights_as_tensors(gate: str)
     assert names(128) == ["dequantize"] * (2 if gate else 1) + tail
 
 
+def within_wider(plane: ct.Tensor, before: int) -> ct.Tensor:
+    """The same elements, in rows of which they are a part: `before` others, then they, then 8."""
+    ends = [ct.zeros((*plane.shape[:-1], n), dtype=plane.dtype, device=plane.device)
+            for n in (before, 8) if n]  # fmt: skip
+    wide = ct.concat([*ends[:-1], plane, ends[-1]], axis=-1).numpy()
+    on_device = ct.asarray(wide, plane.dtype, plane.device)
+    return on_device[..., before : before + plane.shape[-1]]
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("variant", [None, "grouped"])
+@pytest.mark.parametrize("before", [0, 8, 3])
+@pytest.mark.parametrize("which", [0, 1])
+def test_gate_and_up_that_lie_in_different_ways(
+    device: ct.Device, which: int, before: int, variant: str | None
+) -> None:
+    if variant and (before == 3 or not device.caps.tensor_cores):
+        pytest.skip("rows that start on 16 bytes, on tensor cores")
+    random, (rows, picks, experts, n, k) = np.random.default_rng(0), (9, 2, 3, 10, 24)
+    ids = random.integers(0, experts, (rows, picks)).astype(np.int32)
+    sizes = (rows, k), (experts, n, k), (experts, n, k)
+    x, *weights = (
+        ct.asarray(random.standard_normal(s).astype(np.float32), "bf16", device) for s in sizes
+    )
+    read = [t.astype("f32").numpy() for t in (x, *weights)]
+    weights[which] = within_wider(weights[which], before)
+    operands, attrs = (x, weights[0], ct.asarray(ids, device=device)), {"gate": "silu"}
+    attrs |= {"variant": variant} if variant else {}
+    y = apply_with("expert_linear", operands, "extras", {"up": weights[1]}, attrs)
+    wanted = expected(read[0], read[1], ids, read[2], ids)
+    limit = dtype_of("bf16").epsilon * np.abs(wanted).max()
+    np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("before", "also"), [(4, None), (0, None), (1, 0), (0, 1)])
+def test_planes_of_gate_and_up_that_lie_in_different_ways(
+    device: ct.Device, number: int, before: int, also: int | None
+) -> None:
+    """`also`: those of the gate too, so that rows are as far apart, but start elsewhere."""
+    random, (rows, picks, experts, n) = np.random.default_rng(0), (3, 2, 4, 7)
+    weight, up = (made(experts * n, 96, "q4_0", device, seed) for seed in (1, 2))
+    ids = random.integers(0, experts, (rows, picks)).astype(np.int32)
+    w, v = (whole_of(q).reshape(experts, n, -1) for q in (weight, up))
+    x = random.standard_normal((rows, w.shape[-1])) / (np.abs(w).max() * w.shape[-1])
+    x = x.astype(np.float32)
+    planes, ups = [*weight.planes], [*up.planes]
+    ups[number] = within_wider(ups[number], before)
+    if also is not None:
+        planes[number] = within_wider(planes[number], also)
+    operands = (ct.asarray(x, device=device), *planes, ct.asarray(ids, device=device))
+    given = dict(zip(up_planes(len(ups)), ups, strict=True))
+    attrs = {"gate": "silu", "format": "q4_0", "experts": experts}
+    y = apply_with("expert_linear", operands, "extras", given, attrs).numpy()
+    wanted = expected(x, w, ids, v, ids)
+    np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=4e-6 * np.abs(wanted).max())
+
+
 @pytest.mark.devices(*EVERY)
 def test_an_expert_that_is_not_there_gives_nan(device: ct.Device) -> None:
     x, w = ct.ones((3, 2, 4), device=device), ct.ones((2, 3, 4), device=device)

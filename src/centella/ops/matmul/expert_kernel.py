@@ -8,6 +8,7 @@ kernel may bind, one launch opens the gates and another multiplies by them, or a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -37,13 +38,14 @@ from centella.ops.matmul.thin import (
 from centella.ops.operands import KERNEL
 from centella.ops.quant.dequantize import DEQUANTIZE, DequantizeAttrs
 from centella.ops.quant.format import SYMBOLS
-from centella.ops.quant.kernels import add_blocks, fitted, on_chunks, pitches
+from centella.ops.quant.kernels import add_blocks, after_copy, fitted, on_chunks, pitches
 from centella.ops.quant.table import FORMATS
-from centella.specs import Caps, make_spec
+from centella.specs import Caps, Spec, make_spec
 
 NAN = float("nan")
 MANY = 8  # pairs for each expert, from which on quantised weights are written as tensors
 GROUPS = 4  # of quantised experts on a multiprocessor: 128 registers, so that few formats spill
+Lowering = Callable[[Form[ExpertAttrs]], Lowered]
 
 
 class _Gated(Rows, frozen=True):
@@ -154,23 +156,52 @@ kernel: Kernel = Kernel(_experts, workgroup=128, name="expert_linear", rewritabl
 
 
 def lower(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
-    """Rows by themselves, or tiles of the rows of each expert; of these quantised weights too."""
+    """The variant that is chosen, after copies of W and V where these lie in different ways."""
     what = f"expert_linear: ids {list(form.inputs[1 + form.attrs.planes].shape)}"
-    return choose(ORDER, form, caps, form.attrs.variant, what).lower(form, caps)
+
+    def chosen(form: Form[ExpertAttrs]) -> Lowered:
+        return choose(ORDER, form, caps, form.attrs.variant, what).lower(form, caps)
+
+    def copied(form: Form[ExpertAttrs], index: int, then: Lowering) -> Lowered:
+        return after_copy(form, index, "gate and up lie in different ways", caps, then)
+
+    return _after_each(_apart(form), form, copied, chosen)
+
+
+def _apart(form: Form[ExpertAttrs]) -> list[int]:
+    """The operands that lie otherwise than the same plane of the other weight: kernels know one."""
+    attrs = form.attrs
+    if not attrs.gate:
+        return []
+
+    def lies(spec: Spec) -> tuple[int, bool]:
+        pitch = rows_of(spec).strides[0]
+        return pitch, attrs.format != "" and aligned(spec, pitch, 0)
+
+    pairs = [(1 + i, 2 + attrs.planes + i) for i in range(attrs.planes)]
+    differ = [pair for pair in pairs if len({lies(form.inputs[i]) for i in pair}) > 1]
+    return [i for pair in differ for i in pair]
+
+
+def _after_each(
+    indices: Sequence[int], form: Form[ExpertAttrs],
+    before: Callable[[Form[ExpertAttrs], int, Lowering], Lowered], then: Lowering,
+) -> Lowered:  # fmt: skip
+    """What comes before the launches of a form on account of each operand, then these."""
+    if not indices:
+        return then(form)
+    first, *others = indices
+    return before(form, first, lambda inner: _after_each(others, inner, before, then))
 
 
 def _rows(form: Form[ExpertAttrs], fits: bool, caps: Caps) -> Lowered:
     """One launch; before it copies of quantised numbers whose rows do not start on 16 bytes."""
-    if not form.attrs.format:
-        return _launch(form, caps)
-    numbers = [1, *([2 + form.attrs.planes] if form.attrs.gate else [])]
-
-    def after(places: list[int], form: Form[ExpertAttrs]) -> Lowered:
-        if not places:
-            return _launch(form, caps)
-        return on_chunks(form, places[0], caps, lambda inner: after(places[1:], inner))
-
-    return after(numbers, form)
+    attrs = form.attrs
+    numbers = [1, *([2 + attrs.planes] if attrs.gate else [])] if attrs.format else []
+    return _after_each(
+        numbers, form, lambda form, index, then: on_chunks(form, index, caps, then),
+        lambda form: _launch(form, caps),
+    )  # fmt: skip
 
 
 def _dense(form: Form[ExpertAttrs]) -> tuple[Form[ExpertAttrs], tuple[int, ...]]:

@@ -91,11 +91,12 @@ def repacked(
 
 
 def copied_whole(
-    op: str, operand: int, lies: Spec, temporary: int, caps: Caps
-) -> tuple[Call, Spec]:
+    op: str, operand: int, lies: Spec, temporary: int, caps: Caps,
+    why: str = "rows do not start on 16 bytes",
+) -> tuple[Call, Spec]:  # fmt: skip
     """The copy of an operand to a temporary whose rows start on 16 bytes, and how that lies."""
     whole = _padded(lies)
     copy = plain_call("copy", (lies,), whole, caps)
     refs = (Ref(operand, flat(lies)), Ref(temporary, whole))
-    reason = f"copy for {op} operand {operand}: rows do not start on 16 bytes"
+    reason = f"copy for {op} operand {operand}: {why}"
     return replace(copy, tensors=refs, reason=reason), whole

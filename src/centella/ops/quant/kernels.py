@@ -331,8 +331,15 @@ def on_chunks(
     spec = form.inputs[index]
     if not spec.size or aligned(spec, spec.strides[0], 0):
         return launch(form)
+    return after_copy(form, index, "rows do not start on 16 bytes", caps, launch)
+
+
+def after_copy(
+    form: Form[Any], index: int, why: str, caps: Caps, launch: Callable[[Form[Any]], Lowered]
+) -> Lowered:
+    """The copy of an operand to whole rows, then the launches of the form that reads the copy."""
     count = len(form.inputs)
-    copy, whole = copied_whole(form.op.name, index, spec, count + 1, caps)
+    copy, whole = copied_whole(form.op.name, index, form.inputs[index], count + 1, caps, why)
     inputs = (*form.inputs[:index], whole, *form.inputs[index + 1 :])
     places = [count + 1 if i == index else i for i in range(count + 1)]
     inner = Form(form.op, inputs, form.outputs, form.attrs, parts=form.parts)
