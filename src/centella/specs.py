@@ -12,6 +12,7 @@ from msgspec import Struct
 from centella.dtypes import Array, DType
 
 Shape = tuple[int, ...]
+INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 
 
 @lru_cache(maxsize=8192)
@@ -300,6 +301,10 @@ class Caps(Struct, frozen=True):
     def uses_host_memory(self) -> bool:
         """Whether its memory is that of the process, since a CPU computes."""
         return self.family in ("software", "simulator", "cpu")
+
+    def has_room(self, spec: Spec) -> bool:
+        """Whether a launch may see a whole tensor of its own, and count its elements."""
+        return spec.storage_bytes <= self.max_binding and spec.span < INDEX_LIMIT
 
     @property
     def safe_binding(self) -> int:

@@ -17,6 +17,7 @@ from centella.op import op
 from centella.ops.matmul.experts import up_planes
 from centella.ops.quant.table import FORMATS
 from centella.ops.topk import GROUPS
+from centella.plan.divide import divided
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply_with
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -265,13 +266,13 @@ def test_a_row_has_the_same_bits_among_others(device: ct.Device, gate: str) -> N
         )
 
 
-def of_30b(rows: int, gate: str, **changed: Any) -> Any:
+def of_30b(rows: int, gate: str, experts: int = 128, inner: int = 768, kind: str = "bf16") -> Any:
     """The form of a layer of 128 experts, 8 picks of each row."""
-    bf16, i32, f32 = (dtype_of(name) for name in ("bf16", "i32", "f32"))
-    kind, (n, k) = changed.get("dtype", bf16), (768, 2048) if gate else (2048, 768)
-    x = make_spec((rows, k) if gate else (rows, 8, k), kind, 16)
-    w, ids = make_spec((128, n, k), kind, 16), make_spec((rows, 8), i32, 16)
-    y = make_spec((rows, 8, n) if gate else (rows, n), kind, 16)
+    i32, f32 = dtype_of("i32"), dtype_of("f32")
+    n, k = (inner, 2048) if gate else (2048, inner)
+    x = make_spec((rows, k) if gate else (rows, 8, k), dtype_of(kind), 16)
+    w, ids = make_spec((experts, n, k), x.dtype, 16), make_spec((rows, 8), i32, 16)
+    y = make_spec((rows, 8, n) if gate else (rows, n), x.dtype, 16)
     shares = make_spec((rows, 8), f32, 16)
     more, extras = ((w,), ("up",)) if gate else ((shares, y), ("shares", "residual"))
     attrs = {"extras": extras, "gate": gate}
@@ -291,12 +292,12 @@ def test_texts_of_tiles_of_experts_assemble(gate: str, rows: int, tmp_path: Path
 
 
 def test_tiles_of_experts_where_they_pay() -> None:
-    def names(caps: Caps, rows: int, **changed: Any) -> list[str]:
-        return [call.kernel.name for call in of_30b(rows, "silu", **changed).lower(caps).calls]
+    def names(caps: Caps, rows: int, kind: str = "bf16") -> list[str]:
+        return [call.kernel.name for call in of_30b(rows, "silu", kind=kind).lower(caps).calls]
 
     assert names(CUDA, 23) == ["expert_linear"]
     assert names(CUDA, 24)[-1] == "expert_tiles"
-    assert names(CUDA, 512, dtype=dtype_of("f32")) == ["expert_linear"]
+    assert names(CUDA, 512, "f32") == ["expert_linear"]
     assert names(replace(CUDA, arch=""), 512) == ["expert_linear"]
 
 
@@ -323,29 +324,50 @@ def test_quantised_experts_as_tensors(device: ct.Device, format: str, gate: str)
     np.testing.assert_allclose(y, wanted, rtol=0, atol=limit)
 
 
+LARGE = replace(CUDA, max_binding=1 << 34)  # as the driver's devices have it
+
+
+def of_q4_k(dense: Any) -> Any:
+    """A form of `of_30b` with quantised weights."""
+    q4_k, f16, gate = FORMATS["q4_k"], dtype_of("f16"), dense.attrs.gate
+    x, w, ids, *more = dense.inputs
+    experts, n, k = w.shape
+    planes = tuple(make_spec(p.shape(experts * n, k // q4_k.block), p.dtype or f16, 16)
+                   for p in q4_k.planes)  # fmt: skip
+    extras = up_planes(len(planes)) if gate else ("shares", "residual")
+    attrs = {"extras": extras, "gate": gate, "format": "q4_k", "experts": experts}
+    inputs = (x, *planes, ids, *(planes if gate else more))
+    return op_form(op.get("expert_linear"), inputs, dense.outputs, attrs)
+
+
 @pytest.mark.parametrize("gate", ["", "silu"])
 def test_many_rows_of_quantised_experts_have_their_weights_as_tensors(gate: str) -> None:
     """Each is written once, before the tiles; a few rows read the planes."""
-    q4_k, f16 = FORMATS["q4_k"], dtype_of("f16")
 
     def names(rows: int) -> list[str]:
         dense = of_30b(rows, gate)
-        x, w, ids, *more = dense.inputs
-        _, n, k = w.shape
-        planes = tuple(make_spec(p.shape(128 * n, k // q4_k.block), p.dtype or f16, 16)
-                       for p in q4_k.planes)  # fmt: skip
-        extras = up_planes(len(planes)) if gate else ("shares", "residual")
-        attrs = {"extras": extras, "gate": gate, "format": "q4_k", "experts": 128}
-        inputs = (x, *planes, ids, *(planes if gate else more))
-        lowered = op_form(op.get("expert_linear"), inputs, dense.outputs, attrs).lower(CUDA)
+        lowered = of_q4_k(dense).lower(LARGE)
         if rows == 128:
             wholes = [spec.nbytes for spec in lowered.temporaries if len(spec.shape) == 2]
-            assert wholes.count(2 * 128 * n * k) == (2 if gate else 1)
+            assert wholes.count(dense.inputs[1].nbytes) == (2 if gate else 1)
         return [call.kernel.name for call in lowered.calls]
 
     tail = ["expert_count", "expert_order", "expert_tiles"] + ["expert_sum"] * (not gate)
     assert names(127) == ["expert_linear"]
     assert names(128) == ["dequantize"] * (2 if gate else 1) + tail
+
+
+@pytest.mark.parametrize(
+    ("most", "inner", "binding"), [(128, 768, 384 << 20), (1023, 2048, 1 << 34)]
+)
+def test_quantised_experts_that_have_no_room_as_tensors(
+    most: int, inner: int, binding: int
+) -> None:
+    """One expert more has more bytes than a launch sees, or more elements than it counts."""
+    caps = replace(LARGE, max_binding=binding)
+    for experts, first in ((most, "dequantize"), (most + 1, "expert_linear")):
+        calls = divided(of_q4_k(of_30b(8192, "silu", experts, inner)), caps).calls
+        assert calls[0].kernel.name == first and len(calls) == (5 if experts == most else 1)
 
 
 def within_wider(plane: ct.Tensor, before: int) -> ct.Tensor:

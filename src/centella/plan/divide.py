@@ -22,7 +22,7 @@ from centella.op.axes import Along, Axes, Dims, Fold, Part
 from centella.op.op import Form, Lowered
 from centella.ops.fused import FUSED
 from centella.ops.steps import FusedAttrs, step_of
-from centella.specs import Caps, Spec, make_spec
+from centella.specs import INDEX_LIMIT, Caps, Spec, make_spec
 
 CHUNK, WORD = 16, 4  # bytes
 Range = tuple[int, int]
@@ -37,7 +37,7 @@ def divided(form: Form[Any], caps: Caps) -> Lowered:
     """
     parts = division(form, caps)
     lowered = parts.lower() if parts else form.lower(caps)
-    while too := [t for t in lowered.temporaries if t.storage_bytes > caps.max_binding]:
+    while too := [t for t in lowered.temporaries if not caps.has_room(t)]:
         parts = parts or Division(form, caps)
         if not parts.halve():
             raise parts.refusal(too[0], "a temporary ")
@@ -295,9 +295,12 @@ class Division:
         why = "no axis of it can be divided further"
         if self._form.op.axes is None:
             why = "a kernel of your own is not divided: pass slices to it"
+        nbytes, bound = spec.storage_bytes, self._caps.max_binding
+        most = f"{nbytes:,} bytes, of which this device binds {bound:,}"
+        if spec.span >= INDEX_LIMIT:
+            most = f"{spec.span:,} elements, of which a kernel counts fewer than {INDEX_LIMIT:,}"
         return LimitError(
-            f"{self._form.op.name}: {what}{list(spec.shape)} of {spec.dtype.name} has "
-            f"{spec.storage_bytes:,} bytes, of which this device binds {self._caps.max_binding:,} "
+            f"{self._form.op.name}: {what}{list(spec.shape)} of {spec.dtype.name} has {most} "
             f"at once; {why}"
         )
 

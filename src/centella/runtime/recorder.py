@@ -20,8 +20,8 @@ from centella.record.recording import Operand, Recorded, Recording, innermost
 from centella.record.values import FAILED, OUTSIDE, PENDING, READY, Cell, Value
 from centella.runtime.executor import Executor
 from centella.runtime.prepare import boundary_of
-from centella.runtime.storage import INDEX_LIMIT, Storage
-from centella.specs import Spec
+from centella.runtime.storage import Storage
+from centella.specs import INDEX_LIMIT, Spec
 
 IMPLICIT_NODES = 256
 DIRECT = 64 << 10

@@ -15,10 +15,17 @@ from centella.ledger.call_sites import Site, call_site
 from centella.ledger.counts import began, count, noted
 from centella.record.values import Value
 from centella.runtime.executor import Executor
-from centella.specs import Shape, Spec, dense_strides, make_spec, rows_aligned, strided
+from centella.specs import (
+    INDEX_LIMIT,
+    Shape,
+    Spec,
+    dense_strides,
+    make_spec,
+    rows_aligned,
+    strided,
+)
 
 PART = 16 << 20  # bytes of a large tensor that are on the host at a time
-INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
 
 
 class Storage:

@@ -242,10 +242,11 @@ def _dequantized(form: Form[ExpertAttrs], dense: Form[ExpertAttrs], caps: Caps) 
 
 
 def _takes_tiles(form: Form[ExpertAttrs], caps: Caps) -> Form[ExpertAttrs] | None:
+    """The form of tensors; None where there is no room for one, or no tile."""
     if not form.attrs.format:
         return None
     dense, _ = _dense(form)
-    return dense if GROUPED.fits(dense, caps) else None
+    return dense if caps.has_room(dense.inputs[1]) and GROUPED.fits(dense, caps) else None
 
 
 def _many(form: Form[ExpertAttrs], caps: Caps) -> bool:
