@@ -255,6 +255,23 @@ def test_tiles_of_experts(device: ct.Device, sizes: tuple[int, ...], gate: str, 
     np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
 
 
+@pytest.mark.parametrize("order", ["forward", "shuffled"])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize(
+    "sizes", [(300, 2, 2, 70, 40), (129, 3, 3, 257, 33), (9, 2, 3, 130, 70), (130, 2, 257, 5, 16)]
+)
+def test_tiles_of_experts_within_the_limits_of_a_gpu(
+    sizes: tuple[int, ...], gate: str, order: str
+) -> None:
+    """Both tiles that only GPUs have room for, and as many threads as put pairs in order there."""
+    device: Any = ct.device("simulator", pool="exact")
+    device.backend.order = order
+    device.backend.caps = replace(device.caps, max_shared=227 << 10, max_workgroup=1024)
+    y, wanted = mixture(device, sizes, "bf16", gate)
+    limit = dtype_of("bf16").epsilon * np.abs(wanted).max()
+    np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
 @pytest.mark.devices("simulator", "cuda")
 @pytest.mark.parametrize("gate", ["", "silu"])
 def test_a_row_has_the_same_bits_among_others(device: ct.Device, gate: str) -> None:

@@ -1,17 +1,26 @@
-"""`expert_linear` of many rows in 16 bits: products of each expert's rows, tile by tile.
+"""`expert_linear` of many rows in 16 bits: an expert's rows are multiplied together, in tiles.
 
-    pair     a row and one of its picks: row picks + pick
-    order    the pairs, those of an expert next to one another
-    tiles    (expert, first, end): of `order`, up to `bm` pairs of one expert
-    y[pair]  W[e] x[pair] on tensor cores (`mma.py`), the rows of x gathered by `order`
+    pair    a row and one of its picks, by number: row picks + pick
+    order   the numbers of all pairs, by expert, then by row
+    tiles   a table of (expert, first, end): a tile has the pairs order[first], order[first + 1], ..
+            of one expert, up to `bm` of them and none from order[end] on, where the expert's end
 
-`expert_kernel.py` reads an expert's weights for each pair, here they are read for each tile. A gate
-is a second weight whose columns are in the same tile, so neither product is written by itself. The
-weighed sum of a row's picks is a launch of its own: its products are f32, and no two groups add to
-one number, so the bits do not depend on the order.
+Launches, of which the host knows the sizes before any id is known:
+
+    expert_count   pairs of each expert in the rows of each group; not where one group has all rows
+    expert_order   order and tiles
+    expert_tiles   y[pair] = W[e] x[pair] on tensor cores (`mma.py`); act(W[e] x) (V[e] x) with a
+                   gate, whose weight V shares a tile with W, so that neither product is written
+    expert_sum     y[row], the sum of share y[pair], + residual; not with a gate
+
+`expert_kernel.py` reads an expert's weights for each pair, here they are read for each tile. What
+`expert_sum` adds up is f32, by pick: no two groups add to one number, so that the bits depend on no
+order of groups. An id that names no expert counts as 0 here; what is stored for its pair is NaN.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from msgspec import Struct
 
@@ -34,14 +43,17 @@ from centella.specs import Caps, make_spec
 NAN = float("nan")
 LARGE, SMALL = MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 128, 32, 32, 64, 4)
 TILES = (LARGE, SMALL, MmaTile(64, 64, 32, 32, 32, 2))
-THREADS = 1024  # at most, that put pairs in order: some for each expert
-SOME = 64  # rows of a group of these
+THREADS = 1024  # at most, of a group that puts pairs in order: some for each expert
+GROUP_ROWS = 64  # rows of such a group
 SUM_THREADS = 256
 LEAST = 1.5  # pairs for each expert, from which on tiles are faster than rows
 
 
 class _Sizes(Struct, frozen=True):
-    """Rows, picks, experts; outputs and depth of an expert; threads that put pairs in order."""
+    """Rows, picks of each, experts; outputs and depth of an expert; its tile.
+
+    `threads`: of a group that puts pairs in order.
+    """
 
     rows: int
     picks: int
@@ -59,104 +71,130 @@ class _Sizes(Struct, frozen=True):
     @property
     def groups(self) -> int:
         """Groups that put pairs in order."""
-        return -(-self.rows // SOME)
+        return -(-self.rows // GROUP_ROWS)
 
     @property
     def tiles(self) -> int:
-        """Tiles that there may be: each expert may have one that is not full."""
+        """Room in the table: full tiles, and of each expert one that is not full."""
         return self.pairs // self.tile.bm + min(self.experts, self.pairs)
 
 
 # -- pairs by expert -------------------------------------------------------------------------------
 
 
-class _Rows:
-    """The rows of a group, and those of them in which a thread looks for its expert.
+class _Search:
+    """What a thread looks for: pairs of one expert, in a part of the rows of its group.
 
-    Several threads, the `parts`, look for one expert. Threads of no part have no rows.
+    Thread t looks for expert t % experts in part t // experts; `parts` is how many parts there are.
+    Threads that are left over, fewer than experts, are of no part and have no rows.
+
+    Attributes:
+        expert, part: of the thread; has_part: whether there is that part.
+        begin, end: rows of the part.
+        found: pairs that a thread found, by part and expert; the group shares it.
     """
 
     def __init__(self, ids: Argument, threads: int, experts: int, picks: int) -> None:
-        rows, some = lang.parameter("rows", u32), lang.parameter("some", u32)
+        rows, group_rows = lang.parameter("rows", u32), lang.parameter("group_rows", u32)
         self._ids, self._pitch, self._picks = ids, lang.parameter("ldi", u32), picks
         self.experts, self.parts = experts, threads // experts
         self.expert, self.part = lang.local_id() % experts, lang.local_id() // experts
-        first = lang.group_id() * some
-        last = lang.minimum(first + some, rows)
-        length = (some + (self.parts - 1)) // self.parts
+        self.has_part = self.part < self.parts
+        first = lang.group_id() * group_rows
+        last = lang.minimum(first + group_rows, rows)
+        length = (group_rows + (self.parts - 1)) // self.parts
         self.begin = lang.minimum(first + self.part * length, last)
         end = lang.minimum(self.begin + length, last)
-        self.end = lang.select(self.part < self.parts, end, self.begin)
-        mine = lang.var(0)
+        self.end = lang.select(self.has_part, end, self.begin)
+        pairs = lang.var(0)
         for row in lang.range(self.begin, self.end):
-            for own in self.chosen(row):
-                mine.set(mine.get() + lang.select(own, 1, 0))
-        self.counts = lang.shared(u32, self.parts * experts)  # by part and expert
-        with lang.if_(self.part < self.parts):
-            self.counts[lang.local_id()] = mine.get()
+            for hit in self.hits(row):
+                pairs.set(pairs.get() + lang.select(hit, 1, 0))
+        self.found = lang.shared(u32, self.parts * experts)
+        with lang.if_(self.has_part):
+            self.found[lang.local_id()] = pairs.get()
         lang.barrier()
 
-    def chosen(self, row: Operand) -> list[Expr]:
-        """Which picks of a row are this thread's expert; all are loaded before one is compared."""
+    def hits(self, row: Operand) -> list[Expr]:
+        """Whether each pick of a row is the expert; all are loaded before one is compared."""
         ids = [self._ids[row * self._pitch + pick] for pick in range(self._picks)]
         known = [lang.bitcast(i, u32) for i in ids]
         return [lang.select(i < self.experts, i, 0) == self.expert for i in known]
 
-    def total(self) -> Expr:
-        """Pairs of this thread's expert in the rows of the group."""
-        total = lang.var(0)
-        for part in range(self.parts):
-            total.set(total.get() + self.counts[self.expert + part * self.experts])
-        return total.get()
+    def in_parts(self, parts: Any) -> Expr:
+        """Pairs of the expert in so many parts of the group's rows, from the first on."""
+        pairs = lang.var(0)
+        for part in parts:
+            pairs.set(pairs.get() + self.found[self.expert + part * self.experts])
+        return pairs.get()
+
+    def in_group(self) -> Expr:
+        """Pairs of the expert in the rows of the group."""
+        return self.in_parts(range(self.parts))
 
 
 def _count(*, threads: int, experts: int, picks: int, ids: Argument, counts: Argument) -> None:
     """Pairs of each expert in the rows of a group."""
-    rows = _Rows(ids, threads, experts, picks)
+    search = _Search(ids, threads, experts, picks)
     with lang.if_(lang.local_id() < experts):
-        counts[lang.group_id() * experts + rows.expert] = rows.total()
+        counts[lang.group_id() * experts + search.expert] = search.in_group()
 
 
 def _order(
     *, threads: int, experts: int, picks: int, size: int, ids: Argument, order: Argument,
     tiles: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
-    """A group writes the pairs of its rows; the first one the tiles."""
-    rows, thread = _Rows(ids, threads, experts, picks), lang.local_id()
-    totals, starts = lang.shared(u32, experts), lang.shared(u32, experts)
-    with lang.if_(thread < experts):
-        if "counts" in extra:
-            total, start = lang.var(0), lang.var(0)  # of all groups, of those before this one
-            for group in lang.range(lang.num_groups()):
-                count = extra["counts"][group * experts + thread]
-                total.set(total.get() + count)
-                start.set(start.get() + lang.select(group < lang.group_id(), count, 0))
-            totals[thread], starts[thread] = total.get(), start.get()
-        else:
-            totals[thread], starts[thread] = rows.total(), lang.const(0, u32)
-    lang.barrier()
-    first, before = lang.var(0), lang.var(0)  # pairs and tiles of the experts before this one
-    for other in lang.range(rows.expert):
+    """A group puts the pairs of its rows where they belong; the first one lists the tiles.
+
+    `counts`: of `_count`, where there are several groups; `size`: pairs of a full tile.
+    """
+    search = _Search(ids, threads, experts, picks)
+    totals, earlier = _totals(search, extra.get("counts"))
+    first, tiles_before = lang.var(0), lang.var(0)  # pairs, tiles of the experts before this one
+    for other in lang.range(search.expert):
         first.set(first.get() + totals[other])
-        before.set(before.get() + (totals[other] + (size - 1)) // size)
-    with lang.if_(rows.part < rows.parts):
-        at = lang.var(first.get() + starts[rows.expert])
-        for part in lang.range(rows.part):
-            at.set(at.get() + rows.counts[part * experts + rows.expert])
-        for row in lang.range(rows.begin, rows.end):
-            for pick, own in enumerate(rows.chosen(row)):
-                with lang.if_(own):
+        tiles_before.set(tiles_before.get() + (totals[other] + (size - 1)) // size)
+    with lang.if_(search.has_part):
+        before = search.in_parts(lang.range(search.part))
+        at = lang.var(first.get() + earlier[search.expert] + before)
+        for row in lang.range(search.begin, search.end):
+            for pick, hit in enumerate(search.hits(row)):
+                with lang.if_(hit):
                     order[at.get()] = row * picks + pick
                     at.set(at.get() + 1)
-    own_total = totals[rows.expert]
-    needed = (own_total + (size - 1)) // size
-    with lang.if_((thread < experts) & (lang.group_id() == 0)):
+    _list_tiles(search, totals, first.get(), tiles_before.get(), size, tiles)
+
+
+def _totals(search: _Search, counts: Argument | None) -> tuple[Any, Any]:
+    """Pairs of each expert: of all groups, and of those before this one; shared by the group."""
+    experts, thread = search.experts, lang.local_id()
+    totals, earlier = lang.shared(u32, experts), lang.shared(u32, experts)
+    with lang.if_(thread < experts):
+        if counts is None:  # there is one group
+            totals[thread], earlier[thread] = search.in_group(), lang.const(0, u32)
+        else:
+            total, before = lang.var(0), lang.var(0)
+            for group in lang.range(lang.num_groups()):
+                count = counts[group * experts + thread]
+                total.set(total.get() + count)
+                before.set(before.get() + lang.select(group < lang.group_id(), count, 0))
+            totals[thread], earlier[thread] = total.get(), before.get()
+    lang.barrier()
+    return totals, earlier
+
+
+def _list_tiles(
+    search: _Search, totals: Any, first: Expr, before: Expr, size: int, tiles: Argument
+) -> None:
+    """The first group writes the tiles; all of them empty ones in the rest of the table."""
+    thread, end = lang.local_id(), first + totals[search.expert]
+    needed = (totals[search.expert] + (size - 1)) // size
+    with lang.if_((thread < search.experts) & (lang.group_id() == 0)):
         for number in lang.range(needed):
-            _write(tiles, before.get() + number, rows.expert, first.get() + number * size,
-                   first.get() + own_total)  # fmt: skip
+            _write(tiles, before + number, search.expert, first + number * size, end)
     used = lang.shared(u32, 1)
-    with lang.if_(thread == experts - 1):
-        used[0] = before.get() + needed
+    with lang.if_(thread == search.experts - 1):
+        used[0] = before + needed
     lang.barrier()
     zero, step = lang.const(0, u32), lang.workgroup_size() * lang.num_groups()
     for number in lang.range(used[0] + lang.global_id(), lang.parameter("count", u32), step):
@@ -179,6 +217,7 @@ def _grouped(
     *, tile: MmaTile, gate: str, x: Argument, w: Argument, ids: Argument, order: Argument,
     tiles: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
+    """A group has a tile of the table and `bn` columns: with a gate, half of them of `up`."""
     halves = 1 + ("up" in extra)
     p = {n: lang.parameter(n, u32) for n in (
         "n", "k", "ldx", "ldw", "ldy", "ldi", "picks", "experts", "count")}  # fmt: skip
@@ -187,25 +226,28 @@ def _grouped(
     expert, first, end = (lang.workgroup_uniform(tiles[number * 3 + i]) for i in range(3))
 
     def pair_of(at: Operand) -> Expr:
+        """The pair that row `at` of the tile is; past the last pair, that one."""
         pair: Expr = order[lang.minimum(first + at, end - 1)]
         return pair
 
     def line_of(at: Operand) -> Expr:
+        """Its line of x, which has one for each row with a gate, else for each pair."""
         return pair_of(at) // p["picks"] if halves == 2 else pair_of(at)
 
     with lang.if_(first < end):
-        zero = lang.const(0, u32)
         left = Factor(
-            x, tile.bm, tile, True, True, zero, p["ldx"], zero, p["count"], p["k"], lines=line_of
-        )
-        right = Factor(
-            w, tile.bn, tile, True, True, expert * p["n"] * p["ldw"], p["ldw"], column0, p["n"],
-            p["k"], halves == 2, extra.get("up"),
+            x, tile.bm, tile, along_k=True, vector=True, start=lang.const(0, u32), pitch=p["ldx"],
+            depth=p["k"], lines=line_of,
         )  # fmt: skip
-        sums, down, across = multiplied(left, right, tile, p["k"], True)
-        rows: list[tuple[Expr, Expr, Expr]] = []  # of a thread: inside the tile; pair; known expert
+        right = Factor(
+            w, tile.bn, tile, along_k=True, vector=True, start=expert * p["n"] * p["ldw"],
+            pitch=p["ldw"], depth=p["k"], first=column0, extent=p["n"], gated=halves == 2,
+            other=extra.get("up"),
+        )  # fmt: skip
+        sums, down, across = multiplied(left, right, tile, p["k"], copies=True)
+        rows: list[tuple[Expr, Expr, Expr]] = []  # of a thread: in the tile; pair; expert is there
         for i in range(len(sums)):
-            for half in (0, 2):
+            for half in (0, 2):  # a fragment has two rows of a thread, two neighbours of each
                 at = down + (sums[i][0].place(half)[0] + i * M)
                 pair = pair_of(at)
                 row = pair // p["picks"]
@@ -255,7 +297,7 @@ sum_kernel: Kernel = Kernel(_sum, workgroup=SUM_THREADS, name="expert_sum")
 
 
 def _sizes(form: Form[ExpertAttrs], caps: Caps) -> _Sizes | None:
-    """None where a weight is quantised or wide, or rows do not start on 16 bytes."""
+    """None where a weight is quantised or wide, experts are too many, or rows not on 16 bytes."""
     attrs = form.attrs
     if attrs.format or not caps.tensor_cores:
         return None
@@ -274,6 +316,7 @@ def _sizes(form: Form[ExpertAttrs], caps: Caps) -> _Sizes | None:
 
 
 def _launches(form: Form[ExpertAttrs], sizes: _Sizes, caps: Caps) -> Lowered:
+    """All launches; of the temporaries, which follow the result, `each` has y[pair] in f32."""
     attrs, y = form.attrs, Ref(len(form.inputs), form.outputs[0])
     named = {name: Ref(i, flat(form.inputs[i])) for i, name in enumerate(names_of(attrs))}
     pitch = {name: rows_of(form.inputs[ref.index]).strides[0] for name, ref in named.items()}
@@ -302,10 +345,10 @@ def _launches(form: Form[ExpertAttrs], sizes: _Sizes, caps: Caps) -> Lowered:
 
 
 def _ordered(ids: Ref, pitch: int, refs: tuple[Ref, Ref, Ref], sizes: _Sizes) -> list[Call]:
-    """Several groups know where their pairs begin once all have counted them."""
+    """`order` and `tiles`; where there are several groups, once all have counted their pairs."""
     order, tiles, counts = refs
     several = sizes.groups > 1
-    scalars = ("rows", sizes.rows), ("some", SOME), ("ldi", pitch)
+    scalars = ("rows", sizes.rows), ("group_rows", GROUP_ROWS), ("ldi", pitch)
     constants = ("experts", sizes.experts), ("picks", sizes.picks), ("threads", sizes.threads)
     more = ("counts",) if several else ()
     call = Call(
@@ -327,7 +370,7 @@ def _products(
     named: dict[str, Ref], pitch: dict[str, int], refs: tuple[Ref, Ref, Ref], sizes: _Sizes,
     gate: str, ldy: int,
 ) -> Call:  # fmt: skip
-    """Groups for each tile, and for its columns."""
+    """The products of all pairs: a group for each tile that there may be, and for its columns."""
     order, tiles, y = refs
     both = ("up",) if gate else ()
     names = ("x", "w", "ids", "order", "tiles", *both)

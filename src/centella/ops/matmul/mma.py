@@ -63,16 +63,25 @@ MMA_TILES = (MmaTile(128, 128, 32, 64, 64, 4), MmaTile(64, 64, 32, 32, 32, 2))
 class Factor:
     """One operand's way from global memory through the ring into fragments.
 
-    `along_k`: k is the contiguous dimension in memory and in the tile; else the rows (m or n) are.
-    `gated`: eight rows of the tile are of the first half in memory, eight of the second, in turn;
-    or of `other`, an operand that lies as this one does. `lines`: which line of memory a row of the
-    tile is, where that is not the next one.
+    A line is a row of A or a column of B, with all of its k.
+
+    Args:
+        rows: lines of the tile.
+        along_k: k is the contiguous dimension in memory and in the tile; else the lines are.
+        vector: whether what is contiguous starts on 16 bytes each time.
+        start: the operand's first element; pitch: elements from one contiguous run to the next.
+        depth: the extent of k.
+        first, extent: the tile's first line, and how many there are: past them comes the last one.
+        lines: which line in memory a row of the tile is, in place of the one after `first`.
+        gated: eight rows of the tile are of the first half in memory, which has `extent` lines,
+            eight of the second, in turn.
+        other: the second half, where it is an operand by itself, which lies as this one does.
     """
 
     def __init__(
-        self, source: Any, rows: int, tile: MmaTile, along_k: bool, vector: bool,
-        start: Operand, pitch: Operand, first: Operand, extent: Operand, depth: Operand,
-        gated: bool = False, other: Any = None, lines: Callable[[Operand], Operand] | None = None,
+        self, source: Any, rows: int, tile: MmaTile, *, along_k: bool, vector: bool,
+        start: Operand, pitch: Operand, depth: Operand, first: Any = 0, extent: Any = 0,
+        lines: Callable[[Operand], Operand] | None = None, gated: bool = False, other: Any = None,
     ) -> None:  # fmt: skip
         self.source: Any = source
         self.along_k: bool = along_k
@@ -81,7 +90,7 @@ class Factor:
         self.bk: int = tile.bk
         self.last: Any = lang.maximum(depth, 1) - 1  # of an empty product, the first is read
         self.pitch: Operand = pitch
-        self.extent: Operand = extent
+        self.extent: Any = extent
         shape = (rows, tile.bk) if along_k else (tile.bk, rows)
         self.ring: Any = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
         across = shape[1] // PER_CHUNK
@@ -91,7 +100,7 @@ class Factor:
         row, column = thread // across, thread % across
         self.chunk: Any = self.ring.chunk(row, column)
         self.other: Any = other
-        self.odd: Any = None if other is None else row // N % 2 == 1
+        self.of_other: Any = None if other is None else row // N % 2 == 1
         assert other is None or down % (2 * N) == 0, "a thread copies from one of the two"
         self.pieces: list[tuple[int, Any, Any]] = []  # chunks below the first; k; fixed address
         for i in range(shape[0] // down):
@@ -111,7 +120,7 @@ class Factor:
         if self.other is None:
             self._fetch(self.source, step, stage)
             return
-        with lang.if_(self.odd):
+        with lang.if_(self.of_other):
             self._fetch(self.other, step, stage)
         with lang.else_():
             self._fetch(self.source, step, stage)
@@ -121,7 +130,7 @@ class Factor:
         for below, k, fixed in self.pieces:
             at = step * self.bk + k
             if not self.vector:
-                self.ring.store(chunk + below, self._elements(at, fixed))
+                self.ring.store(chunk + below, self._elements(source, at, fixed))
                 continue
             left = lang.select(at < self.depth, self.depth - at, 0)
             if self.along_k:
@@ -133,7 +142,7 @@ class Factor:
                 where = self.start + lang.minimum(at, self.last) * self.pitch + row
             lang.ptx.cp_async(self.ring, chunk + below, source, where, size=size)
 
-    def _elements(self, at: Any, fixed: Any) -> list[Any]:
+    def _elements(self, source: Any, at: Any, fixed: Any) -> list[Any]:
         """The 8 values of a chunk, one by one."""
         values = []
         for j in range(PER_CHUNK):
@@ -144,7 +153,7 @@ class Factor:
             else:
                 row = lang.minimum(fixed + j, self.extent - 1)
                 where = self.start + inside * self.pitch + row
-            values.append(lang.select(k < self.depth, self.source[where], 0.0))
+            values.append(lang.select(k < self.depth, source[where], 0.0))
         return values
 
     def places(self, first: Operand, count: int, swapped: bool) -> list[list[tuple[Expr, int]]]:
@@ -233,10 +242,14 @@ def _mma(
 ) -> None:  # fmt: skip
     halves = 1 + gated
     p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn // halves)
-    left = Factor(a, tile.bm, tile, a_along_k, vector_a,
-                    batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
-    right = Factor(b, tile.bn, tile, b_along_k, vector_b,
-                     batch * p["sb"], p["ldb"], column0, p["n"], p["k"], gated)  # fmt: skip
+    left = Factor(
+        a, tile.bm, tile, along_k=a_along_k, vector=vector_a, start=batch * p["sa"],
+        pitch=p["lda"], depth=p["k"], first=row0, extent=p["m"],
+    )  # fmt: skip
+    right = Factor(
+        b, tile.bn, tile, along_k=b_along_k, vector=vector_b, start=batch * p["sb"],
+        pitch=p["ldb"], depth=p["k"], first=column0, extent=p["n"], gated=gated,
+    )  # fmt: skip
     sums, down, across = multiplied(left, right, tile, p["k"], vector_a or vector_b)
     columns0 = column0 + across // halves
     _finish(sums, row0 + down, columns0, batch, p, y, activation, extra, gated)
