@@ -194,7 +194,7 @@ class Backend(Interop, Process, Streams, Protocol):
     Attributes:
         name: "kind" or "kind:which"; caps: facts that plans and kernels are chosen by.
         unit: read-backs start and end on a multiple of so many bytes.
-        least_parts: bytes from which on `write_parts` is faster than `write` of what was read.
+        least_parts: more bytes of a file are read by `write_parts`, which is faster then.
         clock: how launches are timed.
     """
 
