@@ -106,7 +106,7 @@ def own_name(architecture: str, name: str) -> str:
 
 def write(
     folder: Path, file: Path, kind: str | dict[str, str] = "F32", *, widened: bool = False,
-    numbers: dict[str, Any] | None = None, **more: Any,
+    numbers: dict[str, Any] | None = None, each: int = 0, **more: Any,
 ) -> None:  # fmt: skip
     """A GGUF file of a model folder; matrices in one kind, the rest in F32.
 
@@ -114,6 +114,7 @@ def write(
         kind: of all matrices; or by a part of their names, where others are of the kind of "".
         widened: write what the kinds stand for, as F32.
         numbers: a config in place of the folder's; the weights are then random.
+        each: the most tensors of a file, where the model is split into several; 0: it is not.
     """
     config: dict[str, Any] = dict(numbers or json.loads((folder / "config.json").read_text()))
     if numbers is None:
@@ -123,7 +124,7 @@ def write(
     tensors = with_stacked_experts(tensors)
     config.setdefault("num_experts", config.get("num_local_experts"))
     architecture = ARCHITECTURES[config["model_type"]]
-    writer = GGUFWriter(file, architecture)
+    writer = GGUFWriter(file, architecture, split_max_tensors=each)
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     config["rope_theta"] = rope.get("rope_theta", 10000.0)

@@ -19,6 +19,7 @@ from centella.models.llama_gguf import tensors_of
 from centella.nn import Linear, RMSNorm
 from centella.specs import Caps
 from centella.tasks.load import _dtypes, load
+from centella.weights.fingerprint import fingerprint
 from centella.weights.gguf import KINDS, GGUFTensor, open_gguf
 from tests.support.model_common import DATA
 
@@ -47,6 +48,10 @@ def folder_of(name: str, path: Path) -> Path:
     return made
 
 
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
 @pytest.mark.parametrize("kind", ["F32", "BF16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_is_the_model_of_its_folder(name: str, kind: str, tmp_path: Path) -> None:
@@ -59,6 +64,69 @@ def test_a_file_is_the_model_of_its_folder(name: str, kind: str, tmp_path: Path)
         np.testing.assert_allclose(
             got, np.load(FOLDER / name / "expected.npz")["logits"], atol=1e-4, rtol=0
         )
+
+
+# -- a model in several files ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """The files of a small model that is split, as the `gguf` package writes them."""
+    write(FOLDER / "qwen3", tmp_path / "model.gguf", each=12)
+    return sorted(tmp_path.glob("model-*.gguf"))
+
+
+def test_a_model_in_several_files_is_that_of_one(parts: list[Path], tmp_path: Path) -> None:
+    write(FOLDER / "qwen3", tmp_path / "whole.gguf")
+    ids = ct.asarray(np.load(FOLDER / "qwen3" / "expected.npz")["ids"], device="cpu")
+    wanted = load(tmp_path / "whole.gguf", "cpu")(ids).numpy()
+    assert len(parts) == 3 and parts[0].name == "model-00001-of-00003.gguf"
+    for file in (parts[0], parts[2]):  # any one of them
+        np.testing.assert_array_equal(load(file, "cpu")(ids).numpy(), wanted)
+        assert open_gguf(file).file == parts[0]
+    first = fingerprint(parts[0])
+    assert list(first) == [file.name for file in parts] and fingerprint(parts[1]) == first
+
+
+def replaced(file: Path, old: bytes, new: bytes) -> None:
+    raw = file.read_bytes()
+    assert raw.count(old) == 1
+    file.write_bytes(raw.replace(old, new))
+
+
+def of_count(count: int) -> bytes:
+    return text("split.count") + struct.pack("<IH", 2, count)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: p[1].unlink(), "00002-of-00003.gguf: expected a GGUF file, got nothing"),
+        (lambda p: shutil.copy(p[2], p[1]), "00002-of-00003.gguf: split.no: expected 1, got 2"),
+        (lambda p: write(FOLDER / "qwen3", p[1]), "00002-of-00003.gguf: split.no: expected 1, got"),
+        (lambda p: replaced(p[1], of_count(3), of_count(2)), "split.count: expected 3, got 2"),
+        (lambda p: replaced(p[1], b"blk.1.ffn_up", b"blk.0.ffn_up"), "in one part, got it in two"),
+        (lambda p: replaced(p[0], b"\x05\0\0\0\x24", b"\x05\0\0\0\x25"), "the 36 tensors of the 3"),
+        (lambda p: p[2].write_bytes(p[2].read_bytes()[:-1]), "00003-of-00003.gguf: .*truncated"),
+    ],
+    ids=["missing", "another", "whole", "count", "twice", "total", "cut"],
+)
+def test_parts_that_do_not_belong_together(spoil: Any, message: str, parts: list[Path]) -> None:
+    spoil(parts)
+    for file in (parts[0], parts[2]):
+        with pytest.raises(WeightsError, match=message):
+            load(file, "cpu")
+
+
+def test_names_of_parts(parts: list[Path]) -> None:
+    with pytest.raises(WeightsError, match=r"write a \.gguf file of it, such as .*00001-of-00003"):
+        load(parts[0].parent, "cpu")
+    alone = parts[0].rename(parts[0].with_name("model.gguf"))
+    with pytest.raises(WeightsError, match=r"ends in -00001-of-00003.gguf .* got 'model.gguf'"):
+        load(alone, "cpu")
+    beyond = parts[1].rename(parts[1].with_name("model-00004-of-00003.gguf"))
+    with pytest.raises(WeightsError, match="expected part 1 to 3 of up to 10000, got 4"):
+        load(beyond, "cpu")
 
 
 # -- quantised files ------------------------------------------------------------------------------
@@ -356,10 +424,6 @@ def test_tokenizers_that_cannot_be(values: dict[str, Any], message: str, tmp_pat
 
 
 # -- hostile files --------------------------------------------------------------------------------
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
 
 
 def header(tensors: int = 0, values: int = 0, version: int = 3) -> bytes:

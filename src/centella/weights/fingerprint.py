@@ -9,6 +9,7 @@ from typing import Any
 
 from centella.weights.contents import Contents
 from centella.weights.folder import FILES, TORCH_FILES, find_model, is_gguf, read_modules
+from centella.weights.gguf import split_files
 from centella.weights.model_files import inside, is_file
 
 WHOLE = 1 << 28  # bytes of a file that is read whole, in a tenth of a second
@@ -30,7 +31,8 @@ def fingerprint(path: str | PathLike[str]) -> dict[str, str]:
     """
     root = find_model(path)
     if is_gguf(root):
-        return {root.name: _text(root)}
+        return {file.name: _text(file) for file in split_files(root)
+                if file == root or is_file(file)}  # fmt: skip
     named: list[Any] = [module.get("path", "") for module in read_modules(root)]
     folders = [root, *(inside(root, name, f"{root / 'modules.json'}: path") for name in named)]
     files = {

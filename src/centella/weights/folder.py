@@ -148,7 +148,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"repository that they were converted from"
         )
     if not is_file(file):
-        raise WeightsError(f"{file}: expected a model's config, got no such file")
+        files = sorted(folder.glob("*.gguf"))
+        meant = f"; write a .gguf file of it, such as {str(files[0])!r}" if files else ""
+        raise WeightsError(f"{file}: expected a model's config, got no such file{meant}")
     return read_json(file)
 
 

@@ -3,14 +3,16 @@
 Everything is little-endian: "GGUF", version u32, tensors u64, values u64; then the values (name,
 type, value) and the tensors (name, extents innermost first, type, offset); then, aligned, the data.
 Strings are a length u64 and UTF-8. Counts are compared with the bytes that are left before anything
-of that size is made.
+of that size is made. A large model may be split into files `NAME-00001-of-00003.gguf`: each has
+tensors of its own, and the first one has the values of the model.
 
-Source: the GGUF specification of ggml, versions 2 and 3.
+Source: the GGUF specification of ggml, versions 2 and 3, and its `gguf-split` for the parts.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping
 from os import PathLike
@@ -31,6 +33,8 @@ LONGEST = 1 << 26  # bytes of a string; templates and merges are shorter
 STRINGS = 1 << 22  # strings of all arrays
 RANK = 4
 ALIGNMENT = 32
+SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)  # part of a model
+PARTS = 10_000
 STRING, ARRAY = 8, 9
 SCALARS = {
     0: "B",
@@ -144,10 +148,10 @@ class GGUFTensor(Struct, frozen=True, eq=False):
 
 
 class GGUF(Struct, frozen=True, eq=False):
-    """A GGUF file.
+    """A GGUF file, or the files that a model was split into.
 
     Attributes:
-        file: its path.
+        file: its path; of several that of the first.
         values: metadata by name; arrays of numbers are NumPy's, those of strings lists.
         tensors: by name, in file order.
     """
@@ -157,13 +161,79 @@ class GGUF(Struct, frozen=True, eq=False):
     tensors: Mapping[str, GGUFTensor]
 
 
-def open_gguf(path: str | PathLike[str]) -> GGUF:
-    """Open a GGUF file; reads only its header.
+def split_files(file: Path) -> list[Path]:
+    """The files of the model that a file is a part of by its name, in order; else the file alone.
 
     Raises:
-        WeightsError: no such file, or a malformed one; names file, place, expected, got.
+        WeightsError: a part beyond the last.
+    """
+    parts = SPLIT.fullmatch(file.name)
+    if parts is None:
+        return [file]
+    stem, number, count, end = parts.groups()
+    if not 1 <= int(number) <= int(count) <= PARTS:
+        raise WeightsError(
+            f"{file}: expected part 1 to {int(count)} of up to {PARTS}, got {int(number)}"
+        )
+    return [
+        file.with_name(f"{stem}-{part:05}-of-{count}{end}") for part in range(1, int(count) + 1)
+    ]
+
+
+def open_gguf(path: str | PathLike[str]) -> GGUF:
+    """Open a GGUF file, with the other parts of its model if it is one; reads only headers.
+
+    Args:
+        path: a file; of a model in several files any one of them.
+
+    Raises:
+        WeightsError: no such file, a part that is missing, or a malformed one; names file, place,
+            expected, got.
     """
     file = Path(path)
+    one = _open(file)
+    count = one.values.get("split.count", 1)
+    if type(count) is not int or count < 1:
+        raise WeightsError(f"{file}: split.count: expected a number over 0, got {show(count)}")
+    if count == 1:
+        return one
+    files = split_files(file)
+    if len(files) != count:
+        raise WeightsError(
+            f"{file}: expected a name that ends in -00001-of-{count:05}.gguf for one of the "
+            f"{count} files of a model, got {file.name!r}"
+        )
+    return _joined([one if each == file else _open(each) for each in files])
+
+
+def _joined(parts: list[GGUF]) -> GGUF:
+    """The model of all parts.
+
+    Raises:
+        WeightsError: a part of another model, or in another's stead.
+    """
+    tensors: dict[str, GGUFTensor] = {}
+    for number, part in enumerate(parts):
+        for key, wanted in (("split.no", number), ("split.count", len(parts))):
+            value = part.values.get(key)
+            if type(value) is not int or value != wanted:
+                raise WeightsError(f"{part.file}: {key}: expected {wanted}, got {show(value)}")
+        both = tensors.keys() & part.tensors.keys()
+        if both:
+            raise WeightsError(
+                f"{part.file}: tensor {show(min(both))}: expected it in one part, got it in two"
+            )
+        tensors |= part.tensors
+    total = parts[0].values.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        raise WeightsError(
+            f"{parts[0].file}: split.tensors.count: expected the {len(tensors)} tensors of the "
+            f"{len(parts)} parts, got {show(total)}"
+        )
+    return GGUF(parts[0].file, parts[0].values, tensors)
+
+
+def _open(file: Path) -> GGUF:
     if not is_file(file):
         raise WeightsError(f"{file}: expected a GGUF file, got {kind(file)}")
     reader = _Header(Contents(file))
