@@ -127,7 +127,10 @@ def test_several_answers() -> None:
     found = json.loads(call(*ON, *given, "--json").stdout)
     assert [one["ids"] for one in found["answers"]] == [one.ids for one in wanted]
     first, second = (one.text for one in wanted)
-    assert call(*ON, *given).stdout == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
+    result = call(*ON, *given)
+    assert result.stdout == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
+    numbers = r"\d+ prompt tokens, 8 tokens in [\d.]+ s \([\d.,]+ a second with the prompt\)\n"
+    assert re.fullmatch(numbers, result.stderr)
 
 
 def test_beams() -> None:

@@ -70,9 +70,10 @@ class Answers(Struct):
     def line(self) -> str:
         """One line of numbers."""
         first = (
-            f" in {self.seconds:.2f} s" if self.first_s is None
+            f" in {self.seconds:.2f} s ({self.tokens / self.seconds:,.1f} a second with the prompt)"
+            if self.first_s is None
             else f", first after {self.first_s:.2f} s"
-        )  # fmt: skip
+        )
         then = "" if self.rate is None else f", then {self.rate:,.1f} tokens/s"
         if self.memory is not None:
             then += f" ({self.memory.share:.1%} of the memory's rate)"
