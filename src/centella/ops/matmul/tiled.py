@@ -37,7 +37,7 @@ DEEP = 512  # least depth of a part
 HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half a chunk
 
 
-class _Operand:
+class Factor:
     """One operand's way from global memory to shared memory.
 
     `along_k`: k is the contiguous dimension in memory; else the tile's rows (m or n) are.
@@ -145,49 +145,56 @@ def _gemm(
     exact_k: bool, activation: str, a: Argument, b: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     p, batch, row0, column0 = tile_of_group(tile.bm, tile.bn)
-    left = _Operand(a, tile.bm, tile, a_along_k, vector_a, exact_k,
+    left = Factor(a, tile.bm, tile, a_along_k, vector_a, exact_k,
                     batch * p["sa"], p["lda"], row0, p["m"], p["k"])  # fmt: skip
-    right = _Operand(b, tile.bn, tile, b_along_k, vector_b, exact_k,
+    right = Factor(b, tile.bn, tile, b_along_k, vector_b, exact_k,
                      batch * p["sb"], p["ldb"], column0, p["n"], p["k"])  # fmt: skip
-    ty, tx = _thread_in_tile(tile)
-    sums = lang.vars(f32, tile.tm, tile.tn, init=0.0)
-    zero = lang.const(0, u32)
+    sums, ty, tx = multiplied(left, (right,), tile, p["k"])
+    _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
 
-    def multiply(kk: Any, at_a: Any, at_b: Any) -> None:
+
+def multiplied(
+    left: Factor, rights: tuple[Factor, ...], tile: Tile, depth: Operand
+) -> tuple[Any, Expr, Expr]:
+    """A thread's sums [tile.tm][tile.tn], as many columns of each right operand; and its fours."""
+    ty, tx = thread_in_tile(tile)
+    sums = lang.vars(f32, tile.tm, tile.tn, init=0.0)
+    zero, groups = lang.const(0, u32), tile.tn // 4 // len(rights)
+
+    def multiply(kk: Any, at_a: Any, at_b: list[Any]) -> None:
         column = left.fragment(kk, at_a, tile.tm // 4)
-        row = right.fragment(kk, at_b, tile.tn // 4)
+        row = [v for r, at in zip(rights, at_b, strict=True) for v in r.fragment(kk, at, groups)]
         for i in range(tile.tm):
             for j in range(tile.tn):
                 sums[i][j].set(lang.fma(column[i], row[j], sums[i][j]))
 
     if tile.rolled:
-        for k0 in lang.range(zero, p["k"], tile.bk):
-            left.copy(k0)
-            right.copy(k0)
+        for k0 in lang.range(zero, depth, tile.bk):
+            for operand in (left, *rights):
+                operand.copy(k0)
             lang.barrier()
             for at in lang.range(zero, tile.bk):
-                multiply(at, ty, tx)
+                multiply(at, ty, [tx for _ in rights])
             lang.barrier()
-        _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
-        return
-    steps = (p["k"] + (tile.bk * tile.unroll - 1)) // (tile.bk * tile.unroll) * tile.unroll
-    left.put(left.fetch(zero), zero)
-    right.put(right.fetch(zero), zero)
+        return sums, ty, tx
+    steps = (depth + (tile.bk * tile.unroll - 1)) // (tile.bk * tile.unroll) * tile.unroll
+    for operand in (left, *rights):
+        operand.put(operand.fetch(zero), zero)
     lang.barrier()
     for turn in lang.range(zero, steps, tile.unroll):
         for u in range(tile.unroll):
             step = turn + u
             current = lang.const(u, u32) if tile.unroll == STAGES else step & 1
             following = lang.minimum(step + 1, steps - 1) * tile.bk
-            next_a, next_b = left.fetch(following), right.fetch(following)
+            ahead = [operand.fetch(following) for operand in (left, *rights)]
             at_a = current * left.buffer_chunks + ty
-            at_b = current * right.buffer_chunks + tx
+            at_b = [current * right.buffer_chunks + tx for right in rights]
             for kk in range(tile.bk):
                 multiply(kk, at_a, at_b)
-            left.put(next_a, 1 - current)
-            right.put(next_b, 1 - current)
+            for operand, values in zip((left, *rights), ahead, strict=True):
+                operand.put(values, 1 - current)
             lang.barrier()
-    _finish(sums, tile, row0, column0, ty, tx, batch, p, y, vector_y, activation, extra)
+    return sums, ty, tx
 
 
 def tile_of_group(bm: int, bn: int) -> tuple[dict[str, Any], Expr, Expr, Expr]:
@@ -212,7 +219,7 @@ def tile_place(p: dict[str, Expr], number: Operand, bm: int, bn: int) -> tuple[E
     return batch, (first + within % height) * bm, within // height * bn
 
 
-def _thread_in_tile(tile: Tile) -> tuple[Expr, Expr]:
+def thread_in_tile(tile: Tile) -> tuple[Expr, Expr]:
     """Which fours of rows and columns a thread has: warps of 4 x 8 threads."""
     t = lang.local_id()
     across, down = tile.bn // tile.tn, tile.bm // tile.tm
