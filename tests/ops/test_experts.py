@@ -213,12 +213,14 @@ def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: P
 
 
 def mixture(
-    device: ct.Device, sizes: tuple[int, ...], dtype: str, gate: str, at: Array | None = None
-) -> tuple[ct.Tensor, Array]:
+    device: ct.Device, sizes: tuple[int, ...], dtype: str, gate: str, at: Array | None = None,
+    variant: str = "grouped", wide: bool = False,
+) -> tuple[ct.Tensor, Array]:  # fmt: skip
     """The products by tiles, and in float64 those of the operands as they are stored.
 
     Args:
         sizes: rows, picks, experts, n, k; at: which rows are taken, in which order.
+        wide: x is of f32, whatever the weights are of.
     """
     rows, picks, experts, n, k = sizes
     random = np.random.default_rng(rows + n)
@@ -228,12 +230,13 @@ def mixture(
     shares, residual = (random.random(s, np.float32) for s in ((rows, picks), (rows, n)))
     if at is not None:
         ids, x, shares, residual = ids[at], x[at], shares[at], residual[at]
-    given, w, up = (ct.asarray(value, dtype, device) for value in (x, *weights))
+    given = ct.asarray(x, "f32" if wide else dtype, device)
+    w, up = (ct.asarray(value, dtype, device) for value in weights)
     extras = {"up": up}
     if not gate:
         extras = {"shares": ct.asarray(shares, device=device),
                   "residual": ct.asarray(residual, device=device)}  # fmt: skip
-    attrs = {"gate": gate, "variant": "grouped"}
+    attrs = {"gate": gate, "variant": variant}
     y = apply_with("expert_linear", (given, w, ct.asarray(ids, device=device)), "extras", extras,
                    attrs)  # fmt: skip
     read = [t.astype("f32").numpy() for t in (given, w, up)]
@@ -269,6 +272,25 @@ def test_tiles_of_experts_within_the_limits_of_a_gpu(
     device.backend.caps = replace(device.caps, max_shared=227 << 10, max_workgroup=1024)
     y, wanted = mixture(device, sizes, "bf16", gate)
     limit = dtype_of("bf16").epsilon * np.abs(wanted).max()
+    np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
+PORTABLE = ("simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
+
+
+@pytest.mark.devices(*PORTABLE)
+@pytest.mark.parametrize(("dtype", "wide"), [("f32", True), ("bf16", True), ("f16", False)])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1, 1, 1), (65, 3, 5, 130, 72), (150, 2, 3, 7, 33), (5, 2, 200, 16, 16),
+              (33, 8, 2, 34, 200)],
+)  # fmt: skip
+def test_tiles_of_experts_on_any_device(
+    device: ct.Device, sizes: tuple[int, ...], gate: str, dtype: str, wide: bool
+) -> None:
+    """Two heights of tiles; outputs and depths that fill none."""
+    y, wanted = mixture(device, sizes, dtype, gate, variant="tiles", wide=wide)
+    limit = (2e-6 if wide else dtype_of(dtype).epsilon) * np.abs(wanted).max()
     np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
 
 
@@ -314,8 +336,11 @@ def test_tiles_of_experts_where_they_pay() -> None:
 
     assert names(CUDA, 23) == ["expert_linear"]
     assert names(CUDA, 24)[-1] == "expert_tiles"
-    assert names(CUDA, 512, "f32") == ["expert_linear"]
-    assert names(replace(CUDA, arch=""), 512) == ["expert_linear"]
+    for caps, more in ((CUDA, {"dtype": "f32"}), (replace(CUDA, arch=""), {})):
+        assert names(caps, 63, **more) == ["expert_linear"]
+        assert names(caps, 64, **more)[-1] == "expert_tiled"
+    assert names(Caps("wgsl"), 64)[-1] == "expert_tiled"
+    assert names(Caps("wgsl", family="software"), 512) == ["expert_linear"]
 
 
 @pytest.mark.devices("simulator", "cuda")

@@ -243,7 +243,10 @@ def expert_linear() -> Row:
 
 
 def grouped_experts() -> Iterator[Case]:
-    """Tiles of one pair, full ones, experts that no row chose; rows in several groups; no id."""
+    """Tiles of one pair, full ones, experts that no row chose; rows in several groups; no id.
+
+    On tensor cores, and by threads, where an operand may lie in any way.
+    """
     for rows, picks, experts, n, k in ((1, 1, 1, 2, 8), (3, 2, 70, 9, 67), (70, 3, 4, 66, 40),
                                        (150, 2, 2, 130, 33)):  # fmt: skip
         x, w = In((rows, k), "positive"), In((experts, n, k), "positive")
@@ -255,6 +258,13 @@ def grouped_experts() -> Iterator[Case]:
             share = In((rows, picks), "positive", "f32")
             operands = In((rows, picks, k), "positive"), w, ids, share, In((rows, n))
             yield Case(operands, down, dtypes=("f16", "bf16"))
+            if rows == 3:
+                yield Case((x, w, ids, w), {**up, "variant": "tiles"})
+    for lies in LAYOUTS:
+        down = {"extras": ("shares", "residual"), "gate": "", "variant": "tiles"}
+        ids, w = In((9, 2), (-1, 3), "i32", layout=lies), In((3, 5, 35), "positive", layout=lies)
+        share, rest = In((9, 2), "positive", "f32", layout=lies), In((9, 5), layout=lies)
+        yield Case((In((9, 2, 35), "positive", layout=lies), w, ids, share, rest), down)
     numbers, factors = planes.planes("q8_0", 30, 16, "f16")
     weight = numbers, replace(factors, values=(1, 3))  # products that 16 bits hold
     ids, share = In((9, 2), (0, 3), "i32"), In((9, 2), "positive", "f32")

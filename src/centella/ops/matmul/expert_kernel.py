@@ -25,6 +25,7 @@ from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.matmul.grouped import GROUPED
+from centella.ops.matmul.grouped_tiled import GROUPED_TILED
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.sums import SUBGROUP, Thin, slots_of, totals
 from centella.ops.matmul.thin import (
@@ -259,6 +260,7 @@ ROWS: Variant[Form[ExpertAttrs], bool] = Variant("rows", always, _rows)
 ORDER: tuple[Variant[Form[ExpertAttrs], Any], ...] = (
     GROUPED,
     Variant("dequantized", _takes_tiles, _dequantized, _many),
+    GROUPED_TILED,
     ROWS,
 )
 

@@ -11,6 +11,7 @@ of a warp touch each bank once; a warp covers 4 x 8 threads of the tile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,12 +41,14 @@ HALF = 8  # elements a thread fetches at a time, at most: of bytes that is half 
 class Factor:
     """One operand's way from global memory to shared memory.
 
-    `along_k`: k is the contiguous dimension in memory; else the tile's rows (m or n) are.
+    `along_k`: k is the contiguous dimension in memory; else the tile's rows (m or n) are. `lines`:
+    which line of memory a row of the tile is, where that is not the next one; only along k.
     """
 
     def __init__(
         self, source: Argument, rows: int, tile: Tile, along_k: bool, vector: bool, exact_k: bool,
         start: Any, pitch: Any, first: Any, extent: Any, depth: Any,
+        lines: Callable[[Operand], Operand] | None = None,
     ) -> None:  # fmt: skip
         self.source, self.rows, self.tile = source, rows, tile
         self.along_k, self.exact_k = along_k, exact_k
@@ -55,7 +58,8 @@ class Factor:
         self.buffer_chunks = tile.bk * self.row_words // 4
         self.depth = depth
         count, left = divmod(rows * tile.bk, self.width * tile.threads)
-        assert left == 0, "the tile must divide among the threads"
+        assert tile.rolled or left == 0, "the tile must divide among the threads"
+        self.lines = lines
         self.window = (start, pitch, first, extent)
         mine = () if tile.rolled else range(count)
         self.pieces = [self._piece(lang.local_id() + i * tile.threads) for i in mine]
@@ -73,8 +77,8 @@ class Factor:
         start, pitch, first, extent = self.window
         if self.along_k:
             row, k = index // (bk // width), index % (bk // width) * width
-            at = start + lang.minimum(first + row, extent - 1) * pitch
-            return row, k, at
+            line = self.lines(row) if self.lines else lang.minimum(first + row, extent - 1)
+            return row, k, start + line * pitch
         k, row = index // (self.rows // width), index % (self.rows // width) * width
         last = (extent - 1) // width * width
         return row, k, (start + lang.minimum(first + row, last), pitch)
