@@ -1011,7 +1011,7 @@ def test_removed_barriers_and_shifted_indices_are_caught() -> None:
         if name not in names:
             names.add(name)
             unseen += missed(launches, gone, faults_only=True)
-            unseen += missed(launches, moved[::4], faults_only=False)
+            unseen += missed(launches, moved[::8], faults_only=False)
     assert not unseen, "\n".join(unseen)
 
 

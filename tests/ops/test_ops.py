@@ -48,16 +48,18 @@ def is_left(n: int, case: Case, name: str, dtype: str, caps: Caps) -> bool:
     """Whether only `-m sweep` runs the nth case of a variant of a row, or of its sweep.
 
     A sweep runs in the first dtype that its variant takes. Where a driver compiles each program,
-    one of three of a sweep does and, under minimum limits, of all cases; in a further dtype one of
-    five.
+    one of three of a sweep does and, past the first six, one of two of the other cases; in a further
+    dtype one of nine, and under minimum limits one of six.
     """
     dtypes = [d for d in case.dtypes or TABLE[name].dtypes if variant_fits(case, d, caps)]
     further = dtype != dtypes[0]
     if caps.target != "wgsl" or (case.sweep and further):
         return case.sweep and further
     if further:
-        return n % 5 > 0
-    return n % 3 > 0 and (case.sweep or caps.max_shared == Caps("wgsl").max_shared)
+        return n % 9 > 0
+    if caps.max_shared == Caps("wgsl").max_shared:
+        return n % 6 > 0
+    return n % 3 > 0 if case.sweep else n > 5 and n % 2 > 0
 
 
 def in_rows(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
