@@ -336,9 +336,9 @@ def test_tiles_of_experts_where_they_pay() -> None:
 
     assert names(CUDA, 23) == ["expert_linear"]
     assert names(CUDA, 24)[-1] == "expert_tiles"
-    for caps, more in ((CUDA, {"dtype": "f32"}), (replace(CUDA, arch=""), {})):
-        assert names(caps, 63, **more) == ["expert_linear"]
-        assert names(caps, 64, **more)[-1] == "expert_tiled"
+    for caps, kind in ((CUDA, "f32"), (replace(CUDA, arch=""), "bf16")):
+        assert names(caps, 63, kind) == ["expert_linear"]
+        assert names(caps, 64, kind)[-1] == "expert_tiled"
     assert names(Caps("wgsl"), 64)[-1] == "expert_tiled"
     assert names(Caps("wgsl", family="software"), 512) == ["expert_linear"]
 
