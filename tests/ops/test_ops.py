@@ -48,8 +48,8 @@ def is_left(n: int, case: Case, name: str, dtype: str, caps: Caps) -> bool:
     """Whether only `-m sweep` runs the nth case of a variant of a row, or of its sweep.
 
     A sweep runs in the first dtype that its variant takes. Where a driver compiles each program,
-    one of three of a sweep does and, past the first six, one of two of the other cases; in a further
-    dtype one of nine, and under minimum limits one of six.
+    one of three of a sweep does and, past the first six, one of two of the other cases; one of nine
+    in a further dtype, and one of six under minimum limits.
     """
     dtypes = [d for d in case.dtypes or TABLE[name].dtypes if variant_fits(case, d, caps)]
     further = dtype != dtypes[0]
