@@ -16,8 +16,6 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
-from centella.ops.layout import rows_of
-from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT
 from centella.ops.quant.format import CHUNK, RUN, Format, Run
 from centella.ops.ring import Ring
@@ -296,16 +294,6 @@ def parts_of(kind: Format, planes: Sequence[Spec]) -> tuple[Beside, tuple[tuple[
         high, *others = others
         scalars |= {"whigh": high.shape[1] * 2, "ldhigh": high.strides[0] * 2}
     return beside_of(others), tuple(scalars.items())
-
-
-def problem_of(x: Spec, y: Spec, stored: Spec) -> Problem:
-    """Rows of x and of the stored plane; n is that of the result."""
-    left, right = rows_of(x), rows_of(y)
-    return Problem(
-        batch=1, m=right.shape[0], n=right.shape[1], k=left.shape[1], lda=left.strides[0],
-        ldb=stored.strides[0], ldy=right.strides[0], sa=0, sb=0, sy=0, a_along_k=True,
-        b_along_k=True,
-    )  # fmt: skip
 
 
 def comes_in_blocks(kind: Format, k: int, x: DType, planes: Sequence[Spec], caps: Caps) -> bool:

@@ -20,17 +20,17 @@ from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import bf16, f16, f32, u32
-from centella.emit.program import Call, Kernel, Ref
+from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.op.op import Form, Lowered
+from centella.op.op import Form
 from centella.op.variant import Variant
-from centella.ops.kernel_params import signature
-from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.problem import THIN, LinearAttrs, Problem, aligned
-from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
+from centella.ops.layout import rows_of
+from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
+from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP, meet
-from centella.ops.matmul.streamed_rows import PAD, Sums, store
+from centella.ops.matmul.streamed_rows import PAD, Rows, Sums, store
 from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores
+from centella.ops.quant.product import Product, launched, of_linear
 from centella.ops.quant.stream import (
     ACROSS,
     COLUMNS,
@@ -45,7 +45,6 @@ from centella.ops.quant.stream import (
     comes_in_blocks,
     parts_of,
     per_byte,
-    problem_of,
     words_of,
 )
 from centella.ops.quant.table import FORMATS
@@ -58,15 +57,6 @@ FEWEST = 2  # rows of x
 ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # two
 
 
-class _Rows:
-    """Rows of x in a ring beside that of weights."""
-
-    def __init__(self, tile: BlockStream, x: Any) -> None:
-        m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
-        self.ring = lang.ptx.SharedTile(x.dtype, (tile.stages, EIGHT * tile.eights, COLUMNS))
-        self.map = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
-
-
 def _streamed_blocks(
     *, tile: BlockStream, format: str, depth: int, beside: Beside, activation: str,
     x: Argument, w: Argument, y: Argument, **operands: Argument,
@@ -75,7 +65,7 @@ def _streamed_blocks(
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
     shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, 1, bringers=2)
-    rows = _Rows(tile, x)
+    rows = Rows(x, tile.stages, tile.eights, COLUMNS)
     sums = Sums(ACROSS, EIGHT * tile.eights, TEAMS * tile.lines + PAD)
     with lang.ptx.role(0, WARP), lang.if_(lang.local_id() == 0):
         shared.bring()
@@ -85,7 +75,7 @@ def _streamed_blocks(
         _consume(shared, rows, sums, activation, y, operands)
 
 
-def _bring_rows(shared: Weights, rows: _Rows) -> None:
+def _bring_rows(shared: Weights, rows: Rows) -> None:
     """The same of rows of x, once they are there."""
     tile, ring = shared.tile, Ring(shared.tile.stages)
     lang.ptx.await_launches()
@@ -102,7 +92,7 @@ def _bring_rows(shared: Weights, rows: _Rows) -> None:
 class _Consumer:
     """A warp: its share of a stage's columns and rows, and where it is in both rings."""
 
-    def __init__(self, shared: Weights, rows: _Rows) -> None:
+    def __init__(self, shared: Weights, rows: Rows) -> None:
         self.shared, self.rows, tile = shared, rows, shared.tile
         me = lang.local_id() - WARPGROUP
         self.lane, warp = me % WARP, me // WARP
@@ -233,7 +223,7 @@ class _Consumer:
 
 
 def _consume(
-    shared: Weights, rows: _Rows, sums: Sums, activation: str, y: Any, extra: dict[str, Any]
+    shared: Weights, rows: Rows, sums: Sums, activation: str, y: Any, extra: dict[str, Any]
 ) -> None:  # fmt: skip
     warp = _Consumer(shared, rows)
     me, turn = lang.local_id() - WARPGROUP, lang.var(0, u32)
@@ -254,19 +244,14 @@ kernel: Kernel = Kernel(_streamed_blocks, workgroup=WARPGROUP + CONSUMERS, name=
 # -- how it is launched ---------------------------------------------------------------------------
 
 
-def _problem(form: Form[LinearAttrs]) -> Problem:
-    return problem_of(form.inputs[0], form.outputs[0], form.inputs[1])
-
-
-def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
+def _tile(product: Product, caps: Caps) -> BlockStream | None:
     """How a group works where few rows of 16 bits meet whole runs; None where they do not."""
-    kind, problem = FORMATS[form.attrs.format], _problem(form)
-    x, planes = form.inputs[0], form.inputs[1 : 1 + len(kind.planes)]
+    kind, problem, x, planes = product.format, product.problem, product.x, product.planes
     whole = aligned(rows_of(x), problem.lda * (problem.m > 1), 0)
     few = 0 < problem.m <= THIN
     if not (whole and few and comes_in_blocks(kind, problem.k, x.dtype, planes, caps)):
         return None
-    rows, eights = outputs_of(problem, form.outputs[0].dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
+    rows, eights = outputs_of(problem, product.y.dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
     tile = BlockStream(rows, 0, eights)
     beside = 8 * sum(words_of(rows, *layout) for layout in parts_of(kind, planes)[0])
     sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
@@ -277,37 +262,14 @@ def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
     return tile if fits else None
 
 
-def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered:
-    """The launch."""
-    kind, problem, (_, *rest) = FORMATS[form.attrs.format], _problem(form), form.inputs
-    planes, more = rest[: len(kind.planes)], rest[len(kind.planes) :]
-    beside, layout = parts_of(kind, planes)
-    extras = dict(zip(form.attrs.extras, more, strict=True))
-    pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
-    refs = (Ref(i, flat(s)) for i, s in enumerate(form.inputs))
-    names = ("x", *SYMBOLS[: len(kind.planes)], *extras)
-    scalars = (
-        ("m", problem.m), ("n", problem.n), ("k", problem.k), *layout, ("half", 0),
-        ("rows", problem.n), ("ldx", problem.lda), ("ldy", problem.ldy),
-        ("blocks", blocks_of(problem, tile.rows)), ("alpha", form.attrs.alpha), ("ldr", pitch),
-    )  # fmt: skip
-    constants = (
-        ("activation", form.attrs.activation), ("beside", beside),
-        ("depth", problem.k), ("format", kind.name), ("tile", tile),
-    )  # fmt: skip
-    call = Call(
-        kernel, (*refs, Ref(len(form.inputs), form.outputs[0])), scalars, constants,
-        groups_of(problem, tile.rows), workgroup=kernel.workgroup,
-        signature=signature(dict.fromkeys(names, 1), {"y": 1}),
-    )  # fmt: skip
-    return Lowered((call,))
-
-
 def _preferred(form: Form[LinearAttrs], caps: Caps) -> bool:
     """One row has digits; where they do not fit, `linear_blocks` is as fast and joins others."""
-    return caps.fast_tensor_cores and _problem(form).m >= FEWEST
+    return caps.fast_tensor_cores and of_linear(form).problem.m >= FEWEST
 
 
 STREAMED_BLOCKS: Variant[Form[LinearAttrs], BlockStream] = Variant(
-    "streamed_blocks", _tile, _launches, _preferred
+    "streamed_blocks",
+    lambda form, caps: _tile(of_linear(form), caps),
+    lambda form, tile, caps: launched(kernel, of_linear(form), tile),
+    _preferred,
 )
