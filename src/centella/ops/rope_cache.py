@@ -276,7 +276,7 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     return Lowered((call,))
 
 
-def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
+def axes_of(form: Form[Any]) -> Axes:
     """Sequences: heads of three kinds lie beside each other. Blocks belong to any of them."""
     rest = [".." for _ in form.inputs[6:]]
     if len(form.inputs[5].shape) == 2:
