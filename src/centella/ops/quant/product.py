@@ -7,8 +7,8 @@ from typing import Any
 from msgspec import Struct
 
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.op.op import Form, Lowered
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.op import parted
 from centella.ops.matmul.problem import LinearAttrs, Problem
