@@ -29,7 +29,7 @@ from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP, meet
 from centella.ops.matmul.streamed_rows import PAD, Rows, Sums, store
-from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores
+from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS
 from centella.ops.quant.product import Product, launched, of_linear
 from centella.ops.quant.stream import (
     ACROSS,
@@ -39,6 +39,7 @@ from centella.ops.quant.stream import (
     WARPS,
     Beside,
     BlockStream,
+    Factor,
     Row,
     Weights,
     bytes_of,
@@ -111,9 +112,8 @@ class _Consumer:
             for e in range(tile.eights)
         ]
         self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.halves == 2 else (16, 8))
-        if shared.high:
-            self.high_start = shared.high.start(row, self.part, self.lane)
-            self.highs = shared.high.fragment()
+        high = shared.high
+        self.high = high.start(row, self.part, self.lane) if high else None
         self.height = lang.ptx.Fragment(dtype, (16, 16))
         self.ones = lang.ptx.Fragment(dtype, (16, 16))
         for register in range(4):
@@ -148,22 +148,10 @@ class _Consumer:
 
     def _run(self, rows: list[list[Row]], number: Any, stage: Any) -> None:
         """RUN columns, of which so many come before; past the last ones x is 0."""
-        shared, cores = self.shared, self.shared.kind.cores
-        assert cores is not None
-        number = lang.minimum(number, shared.depth // RUN - 1)
-        factors = [cores.factors(shared.run(number, planes)) for planes in rows]
-        groups: list[list[tuple[Any, Any]]] = []  # words of each half, of the next groups
-        highs, share = list[list[Any]](), GROUP // cores.shared
-        if shared.high:
-            highs = shared.high.load(self.high_start, stage, self.highs)
-        for group in range(RUN // GROUP):
-            if not groups:
-                chunk = 2 * (group // per_byte(shared.kind))
-                at = shared.ring.right(self.start, chunk) + shared.ring.at_stage(stage)
-                groups = shared.words_at(at, self.stored, self.halves, group, highs)
+        own = self.start, self.stored, self.high
+        for group, words, factors in self.shared.groups(rows, number, stage, *own):
             self._take_x(stage, group)
-            shares = [line[group * share : (group + 1) * share] for line in factors]
-            self._multiply(groups.pop(0), shares, cores)
+            self._multiply(words, factors)
 
     def _take_x(self, stage: Any, group: int) -> None:
         """Rows of x, of a group's columns: the words that go with four neighbouring numbers."""
@@ -175,22 +163,18 @@ class _Consumer:
                 for register in range(2):
                     self.widths[half][e][register] = rows.memory[at + register]
 
-    def _multiply(
-        self, words: list[tuple[Any, Any]], factors: list[list[tuple[Any, Any | None]]],
-        cores: Cores,
-    ) -> None:  # fmt: skip
+    def _multiply(self, words: list[tuple[Any, Any]], factors: list[list[Factor]]) -> None:
         """A group: products, times their factors."""
         if len(factors[0]) == 1:
-            self._multiply_part(range(2), words, [line[0] for line in factors], cores)
+            self._multiply_part(range(2), words, [line[0] for line in factors])
             return
         for sixteen in range(2):
             part = [line[sixteen] for line in factors]
-            self._multiply_part(range(sixteen, sixteen + 1), words, part, cores)
+            self._multiply_part(range(sixteen, sixteen + 1), words, part)
 
     def _multiply_part(
-        self, sixteens: range, words: list[tuple[Any, Any]],
-        factors: list[tuple[Any, Any | None]], cores: Cores,
-    ) -> None:  # fmt: skip
+        self, sixteens: range, words: list[tuple[Any, Any]], factors: list[Factor]
+    ) -> None:
         """The sixteens of a group that share factors."""
         every = range(self.shared.tile.eights)
         if factors[0][1] is not None:
@@ -201,7 +185,7 @@ class _Consumer:
         for fragment in self.products:
             fragment.fill(0.0)
         for sixteen in sixteens:
-            pairs = [self._widened(half[sixteen], cores) for half in words]
+            pairs = [self._widened(half[sixteen]) for half in words]
             for half in range(2):  # of eight rows both
                 self.height[half], self.height[half + 2] = pairs[half % len(pairs)]
             for fragment, width in zip(self.products, self.widths[sixteen], strict=True):
@@ -214,12 +198,12 @@ class _Consumer:
                     total = lang.fma(self.of_ones[e][register], low, total)
                 self.kept[e][register] = total
 
-    def _widened(self, word: Any, cores: Cores) -> tuple[Any, Any]:
+    def _widened(self, word: Any) -> tuple[Any, Any]:
         """Four numbers in the dtype of x."""
-        dtype = self.shared.ring.dtype
-        if cores.zero is None:
+        dtype, zero = self.shared.ring.dtype, self.shared.cores.zero
+        if zero is None:
             return lang.ptx.widen_i8(word, dtype)
-        return lang.ptx.widen_u7(word, dtype, cores.zero)
+        return lang.ptx.widen_u7(word, dtype, zero)
 
 
 def _consume(
