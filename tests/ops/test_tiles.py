@@ -165,7 +165,7 @@ def test_a_power_is_exact_enough_and_ends_in_zero() -> None:
         y[at] = power(x[at])
 
     from centella.lang import trace
-    from centella.ops.kernel_params import signature
+    from centella.lang.kernel_params import signature
 
     values = np.concatenate([np.linspace(-125, 0, 4000), [HIDDEN, -np.inf, -127.0, np.nan]])
     values = np.resize(values, 64 * 64).astype(np.float32)

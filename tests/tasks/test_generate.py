@@ -434,7 +434,8 @@ def test_no_memory_to_find_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ct.OutOfMemoryError("full")
 
     monkeypatch.setattr(made.model, "past", full)
-    assert "no memory to find the layer" in session.origin_of_nan(made.model, [3, 4], None)
+    error = session.nan_error("", made.model, [3, 4], None)
+    assert "no memory to find the layer" in str(error)
 
 
 def test_rows_that_share_much_and_little_with_the_batch_before() -> None:

@@ -261,7 +261,8 @@ def test_a_step_that_fails_ends_what_was_in_it(
         def fails(*_: Any) -> None:
             raise error("no more")
 
-        patch.setattr(scheduler._jobs.device, what, fails)
+        device = scheduler._jobs.device
+        patch.setattr(device.past if what == "read" else device, what, fails)
         scheduler.step()
     scheduler.run()
     ended = list[bool]()

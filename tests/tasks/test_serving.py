@@ -411,7 +411,7 @@ async def test_encode_beside_the_event_loop() -> None:
     assert 0 < len(done) < 4000
     with pytest.raises(
         ct.DTypeError,
-        match="encode_async: expected a function for progress, got",
+        match="encode_async: expected None or a function of two numbers for progress, got",
     ):
         await model.encode_async("a", progress=True)  # type: ignore[arg-type]
     with pytest.raises(ct.ShapeError, match="batch_size of 1 or more"):

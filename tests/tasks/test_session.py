@@ -170,7 +170,7 @@ def test_a_generator_stays_in_its_process(copied: Callable[[Any], Any]) -> None:
         ("x", {"stop": None}, DTypeError, "stop: expected strings that are not empty, got None"),
         ("x", {"stop": 3}, DTypeError, "stop: expected strings"),
         ("x", {"stop": b"a"}, DTypeError, "stop: expected strings"),
-        ("x", {"ignore_eos": "no"}, DTypeError, "ignore_eos: expected True or False, got 'no'"),
+        ("x", {"ignore_eos": "no"}, DTypeError, "expected True or False for ignore_eos, got str"),
         ("x", {"top_k": float("nan")}, DTypeError, "top_k: expected a whole number"),
         ("x", {"top_k": float("inf")}, DTypeError, "top_k: expected a whole number"),
         ("x", {"seed": float("inf")}, DTypeError, "seed: expected a whole number"),

@@ -16,7 +16,7 @@ from centella.cli.answers import How, answered, report
 from centella.cli.chat import Talk
 from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
-from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger
+from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger, Trace
 from centella.cli.output import err
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
@@ -96,9 +96,6 @@ CacheIn = Annotated[
 AsPieces = Annotated[bool, typer.Option("--stream", help="With --json: a line for each piece.")]
 Template = Annotated[
     str | None, typer.Option(metavar="JSON", help="With --chat: variables of the chat template.")
-]
-Trace = Annotated[
-    str | None, typer.Option(metavar="F", help="Write a timeline for ui.perfetto.dev.")
 ]
 Frequency = Annotated[
     float | None,

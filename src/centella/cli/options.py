@@ -66,3 +66,6 @@ BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one b
 ShowLedger = Annotated[
     bool, typer.Option("--ledger", help="Print counts of copies and launches (stderr).")
 ]
+Trace = Annotated[
+    str | None, typer.Option(metavar="F", help="Write a timeline for ui.perfetto.dev.")
+]

@@ -19,7 +19,7 @@ from centella.audio.stream import open_audio
 from centella.audio.subtitles import FORMATS
 from centella.audio.transcript import Segment, by_word
 from centella.cli.escape import in_line, printable
-from centella.cli.options import Device, Dtype, Json, Quantize, ShowLedger
+from centella.cli.options import Device, Dtype, Json, Quantize, ShowLedger, Trace
 from centella.cli.output import STDIN, STDOUT, err, err_ledger, out, piece, progress
 from centella.cli.process import reason
 from centella.errors import CentellaError
@@ -103,9 +103,6 @@ Raw = Annotated[
 Rate = Annotated[
     int | None,
     typer.Option(min=1, metavar="HZ", help="With --raw: samples a second (default: 16000)."),
-]
-Trace = Annotated[
-    str | None, typer.Option(metavar="F", help="Write a timeline for ui.perfetto.dev.")
 ]
 
 

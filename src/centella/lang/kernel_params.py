@@ -12,7 +12,7 @@ The forms are:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -91,6 +91,22 @@ class Signature(Struct, frozen=True):
     def operands(self) -> tuple[str, ...]:
         """Names of what a launch gives: tensors, then scalars."""
         return (*self.tensor_names, *(name for name, _ in self.scalars))
+
+
+NONE: Mapping[str, int] = {}
+
+
+def signature(
+    reads: Mapping[str, int], writes: Mapping[str, int], changes: Mapping[str, int] = NONE
+) -> Signature:
+    """Tensor parameters by name and rank, each in the storage dtype of its argument.
+
+    Args:
+        changes: those that are read and written in place.
+    """
+    modes = {"in": reads, "out": writes, "inout": changes}
+    params = ((n, TensorParam(mode, None, r)) for mode, by in modes.items() for n, r in by.items())
+    return Signature(tuple(params), (), ())
 
 
 REQUIRED = inspect.Parameter.empty

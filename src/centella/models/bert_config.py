@@ -11,7 +11,7 @@ from centella.errors import WeightsError
 from centella.models.bert_families import FAMILIES, FIXED, NEUTRAL, OF_BERT, TRAINING, Traits
 from centella.models.config import ACTIVATIONS, ModelConfig, unknown_field
 from centella.models.rope import WIDEST, Rope
-from centella.weights.model_files import show
+from centella.weights.model_files import known, show
 
 MOST_LAYERS = 10_000
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -98,11 +98,7 @@ class BertConfig(ModelConfig, frozen=True):
                 not know: it names it.
         """
         family = values.get("model_type", "bert")
-        traits = FAMILIES.get(family) if isinstance(family, str) else None
-        if traits is None:
-            raise WeightsError(
-                f"{origin}: model_type: expected {', '.join(FAMILIES)}, got {show(family)}"
-            )
+        traits = known(origin, "model_type", family, FAMILIES)
         named = {name: _spelled(name, values, traits) for name in (*OF_BERT, *traits.fields)}
         _refuse_others(values, traits, {*named.values(), *traits.more}, origin)
         own = {name: values[name] for name in traits.more if name in values}

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, Self
 
 from msgspec import Struct
 
-from centella.errors import WeightsError
 from centella.models.config import ACTIVATIONS, Fields, ModelConfig
 from centella.models.rope import Rope
 from centella.ops import topk
-from centella.weights.model_files import show
+from centella.weights.model_files import known, show
 
 
 class Traits(Struct, frozen=True):
@@ -171,11 +170,7 @@ class LlamaConfig(ModelConfig, frozen=True):
                 not know: it names it.
         """
         family = values.get("model_type")
-        traits = FAMILIES.get(family) if isinstance(family, str) else None
-        if traits is None:
-            raise WeightsError(
-                f"{origin}: model_type: expected {', '.join(FAMILIES)}, got {show(family)}"
-            )
+        traits = known(origin, "model_type", family, FAMILIES)
         return cls(**_Reader({**traits.defaults, **values}, traits, origin).config(str(family)))
 
     def sizes(self) -> dict[str, int]:

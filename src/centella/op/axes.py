@@ -8,11 +8,11 @@ the results. An axis without a letter is needed whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from centella.specs import Shape, Spec
+from centella.specs import Shape
 
 LETTERS = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of dimensions of which the rank alone says how many there are
@@ -98,29 +98,3 @@ def spread(shape: Shape, letters: str) -> str:
     """Letters of an operand that broadcasts to axes with these."""
     own = letters[len(letters) - len(shape) :]
     return "".join(WHOLE if n == 1 else c for n, c in zip(shape, own, strict=True))
-
-
-class Layouts(Protocol):
-    """What a `Form` says of operands and results."""
-
-    @property
-    def inputs(self) -> tuple[Spec, ...]:
-        """How each operand is seen."""
-        ...
-
-    @property
-    def outputs(self) -> tuple[Spec, ...]:
-        """How each result lies in memory."""
-        ...
-
-
-def broadcasting(form: Layouts) -> Axes:
-    """Of an op whose operands broadcast to its one result, element by element."""
-    letters = LETTERS[: len(form.outputs[0].shape)]
-    return axes([spread(s.shape, letters) for s in form.inputs], [letters])
-
-
-def along_rows(form: Layouts) -> Axes:
-    """Of an op that works along the last dimension; operands broadcast to its one result."""
-    letters = LETTERS[: len(form.outputs[0].shape) - 1] + WHOLE
-    return axes([spread(s.shape, letters) for s in form.inputs], [letters])

@@ -17,13 +17,13 @@ from msgspec.structs import asdict, replace
 
 from centella.dtypes import Array, DType, narrow, widen
 from centella.emit.program import Call, HostProgram, Ref
-from centella.op.axes import Axes, Part
+from centella.op.axes import LETTERS, WHOLE, Axes, Part, axes, spread
 from centella.specs import Caps, Shape, Spec
 
 Out = tuple[Shape, DType]
 A = TypeVar("A", bound=Struct)
 A_co = TypeVar("A_co", bound=Struct, covariant=True)
-WHOLE: Mapping[str, Part] = MappingProxyType({})
+UNDIVIDED: Mapping[str, Part] = MappingProxyType({})
 
 
 class Lowered(Struct, frozen=True):
@@ -83,7 +83,7 @@ class Form(Struct, Generic[A_co], frozen=True, eq=False):
     attrs: A_co
     nbytes: int = 0
     copies: tuple[int, ...] = ()
-    parts: Mapping[str, Part] = WHOLE
+    parts: Mapping[str, Part] = UNDIVIDED
 
     def lower(self, caps: Caps) -> Lowered:
         """The launches on a device."""
@@ -105,6 +105,18 @@ class Form(Struct, Generic[A_co], frozen=True, eq=False):
 
 
 Lower = Callable[[Form[A], Caps], Lowered]
+
+
+def broadcasting(form: Form[Any]) -> Axes:
+    """Of an op whose operands broadcast to its one result, element by element."""
+    letters = LETTERS[: len(form.outputs[0].shape)]
+    return axes([spread(s.shape, letters) for s in form.inputs], [letters])
+
+
+def along_rows(form: Form[Any]) -> Axes:
+    """Of an op that works along the last dimension; operands broadcast to its one result."""
+    letters = LETTERS[: len(form.outputs[0].shape) - 1] + WHOLE
+    return axes([spread(s.shape, letters) for s in form.inputs], [letters])
 
 
 class NoAttrs(Struct, frozen=True):

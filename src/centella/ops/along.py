@@ -24,6 +24,7 @@ from centella import lang
 from centella.dtypes import Array, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
@@ -38,7 +39,6 @@ from centella.ops.elements import (
 )
 from centella.ops.elementwise import plain_call
 from centella.ops.gather import GatherAttrs, check_indices, pick_call
-from centella.ops.kernel_params import signature
 from centella.ops.layout import broadcast, broadcast_strides, flat
 from centella.ops.rows import place_of
 from centella.ops.sort import ARGSORT, SortAttrs

@@ -11,12 +11,12 @@ from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.elements import as_f32
 from centella.ops.elementwise import check_numbers
-from centella.ops.kernel_params import signature
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256

@@ -17,12 +17,11 @@ from centella import lang
 from centella.dtypes import Array, DType, bf16, f16, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.lang.kernel_params import Signature
+from centella.lang.kernel_params import Signature, signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.op import Form, Lowered, Op, Out
-from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT
 from centella.ops.rows import (

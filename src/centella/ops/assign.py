@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from centella.dtypes import Array
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
-from centella.op.axes import broadcasting
-from centella.op.op import Form, Lowered, NoAttrs, Op, Out
+from centella.lang.kernel_params import signature
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out, broadcasting
 from centella.ops.elements import element_call, element_kernel
-from centella.ops.kernel_params import signature
 from centella.specs import Caps, Spec
 
 kernel: Kernel = element_kernel("assign", lambda values, numbers, attrs: values[0], moves=True)

@@ -25,12 +25,12 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, u32
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered, NoAttrs, Op, Out, unit_rows
 from centella.ops import topk
 from centella.ops.argmax import order
-from centella.ops.kernel_params import signature
 from centella.specs import Caps, Spec
 
 OUT = -1.0e9  # added to the score of what may not be taken

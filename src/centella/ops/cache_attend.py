@@ -24,6 +24,7 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, narrow, u32, widen
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
@@ -31,7 +32,6 @@ from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.attention.masks import LOWEST
 from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import write_reference
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import Item, Row, Team, fold, strides_of
 from centella.specs import Caps, Spec

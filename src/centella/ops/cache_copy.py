@@ -17,6 +17,7 @@ from centella import lang
 from centella.dtypes import Array, i32, u32
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, NoAttrs, Op, Out, unit_rows
@@ -24,7 +25,6 @@ from centella.ops.beam import NOTE
 from centella.ops.cache import WORKGROUP, move, whole_rows
 from centella.ops.cache_i8 import check_stored
 from centella.ops.elements import offset_of
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import chunked, place_of, rows_call, strides_of, width_of
 from centella.ops.rows_i8 import PLANE

@@ -19,6 +19,7 @@ from centella import lang
 from centella.dtypes import Array, f32, i8, narrow, u32, widen
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
@@ -26,7 +27,6 @@ from centella.op.op import Form, Lowered, NoAttrs, Op, Out, unit_rows
 from centella.ops import cache, rope_cache
 from centella.ops.cache import cache_scalars, place_in
 from centella.ops.elements import offset_of
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import Turn, layout_of
 from centella.ops.rope_cache import Head, RopeCacheAttrs

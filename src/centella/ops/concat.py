@@ -12,12 +12,12 @@ from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, Along, Axes, dims
 from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.elements import index_of, numbered, offset_of
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
 from centella.specs import Caps, Spec

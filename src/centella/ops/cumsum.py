@@ -16,11 +16,10 @@ from centella import lang
 from centella.dtypes import Array, dtype_of, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.axes import along_rows
-from centella.op.op import Form, Lowered, NoAttrs, Op, Out
-from centella.ops.kernel_params import signature
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out, along_rows
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.reduce import SPLIT, sum_dtype
 from centella.ops.rows import chunked, load, width_of

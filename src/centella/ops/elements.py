@@ -17,9 +17,9 @@ from msgspec.structs import asdict, replace
 from centella import lang
 from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.op.op import NoAttrs
-from centella.ops.kernel_params import signature
 from centella.ops.layout import broadcast_strides, flat, merge
 from centella.ops.rows import place_of, width_of
 from centella.specs import Spec

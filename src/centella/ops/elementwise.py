@@ -20,8 +20,7 @@ from msgspec.structs import astuple, replace
 from centella.dtypes import DType, bool_
 from centella.emit.program import Call
 from centella.errors import DTypeError
-from centella.op.axes import broadcasting
-from centella.op.op import Form, Lowered, NoAttrs, Op, Out, named
+from centella.op.op import Form, Lowered, NoAttrs, Op, Out, broadcasting, named
 from centella.ops.elements import NUMBERS, element_call, element_kernel, split_numbers
 from centella.ops.host import on_blocks
 from centella.ops.layout import broadcast

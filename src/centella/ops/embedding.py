@@ -12,10 +12,10 @@ from centella import lang
 from centella.dtypes import Array, dtype_of, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.op.axes import LETTERS, WHOLE, Axes, axes
 from centella.op.op import Form, Lowered, Op, Out
-from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.quant.dequantize import plane_axes
 from centella.ops.quant.table import FORMATS

@@ -8,8 +8,7 @@ from msgspec import Struct
 from centella.dtypes import Array, dtype_of
 from centella.emit.program import Kernel
 from centella.errors import ShapeError
-from centella.op.axes import broadcasting
-from centella.op.op import Form, Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out, broadcasting
 from centella.ops.elements import element_call, element_kernel, split_numbers
 from centella.ops.elementwise import check_numbers
 from centella.specs import Caps, Shape, Spec

@@ -17,9 +17,9 @@ from centella.dtypes import DType, dtype_of, f32, narrow, widen
 from centella.emit.program import HostProgram, Kernel
 from centella.errors import LimitError
 from centella.host.call_list import Symbol
-from centella.op.axes import LETTERS, WHOLE, Axes, axes, broadcasting, spread
-from centella.op.axes import along_rows as by_rows
-from centella.op.op import Form, Lowered, Op, Out, get, named
+from centella.op.axes import LETTERS, WHOLE, Axes, axes, spread
+from centella.op.op import Form, Lowered, Op, Out, broadcasting, get, named
+from centella.op.op import along_rows as by_rows
 from centella.ops import norm, reduce
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain

@@ -22,13 +22,13 @@ from centella import lang
 from centella.dtypes import Array, bool_, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import LETTERS, Axes, axes
 from centella.op.op import Form, Lowered, NoAttrs, Op, Out
 from centella.ops.elements import index_of, numbered, offset_of
 from centella.ops.elementwise import plain_call
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, merge
 from centella.ops.rows import place_of, width_of
 from centella.specs import Caps, Shape, Spec, make_spec

@@ -15,12 +15,12 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import Array, DType, dtype_of, to_integers, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr
-from centella.op.axes import LETTERS, Axes, Part, axes, broadcasting
-from centella.op.op import Form, Lowered, Op, Out
+from centella.op.axes import LETTERS, Axes, Part, axes
+from centella.op.op import Form, Lowered, Op, Out, broadcasting
 from centella.ops.elements import element_call, element_kernel, index_of, numbered, offset_of
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rows import place_of
 from centella.specs import Caps, Shape, Spec, dense_strides

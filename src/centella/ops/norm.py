@@ -20,13 +20,12 @@ from centella import lang
 from centella.dtypes import Array, dtype_of, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Operand
-from centella.op.axes import along_rows
-from centella.op.op import Form, Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out, along_rows
 from centella.ops.elements import load_elements
 from centella.ops.host import on_blocks
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.operands import NUMPY
 from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, team_of, width_of

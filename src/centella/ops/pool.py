@@ -14,10 +14,10 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, u32
 from centella.emit.program import Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, NoAttrs, Op, Out
-from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import chunked, load, place_of, rows_call, width_of
 from centella.specs import Caps, Spec

@@ -21,12 +21,12 @@ from centella import lang
 from centella.dtypes import Array, DType, dtype_of, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr
 from centella.op.axes import LETTERS, Axes, Fold, axes
 from centella.op.op import Form, Lowered, NoAttrs, Op, Out
 from centella.ops.elements import load_elements
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.steps import Chain, Elements, row_space, single, starts_of, traced_numbers

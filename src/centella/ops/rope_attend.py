@@ -15,13 +15,12 @@ from msgspec import Struct
 
 from centella.dtypes import Array
 from centella.emit.program import HostProgram
-from centella.op.axes import Axes, axes
 from centella.op.op import Form, Op, Out, unit_rows
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.op import reference as attended
 from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.cache import write_reference
-from centella.ops.rope_cache import ROPE_CACHE, RopeCacheAttrs, check_step, divided
+from centella.ops.rope_cache import ROPE_CACHE, RopeCacheAttrs, axes_of, check_step, divided
 from centella.specs import Spec, make_spec
 
 VARIANTS = ("cluster", "split_mma", "split", "apart")
@@ -100,14 +99,6 @@ def host(form: Form[RopeAttendAttrs]) -> HostProgram:
         attend.call([queries, *arrays[:2], *_masks(arrays[5]).values()], outs[2:])
 
     return HostProgram("numpy:rope_attend", "rope_attend", call)
-
-
-def axes_of(form: Form[RopeAttendAttrs]) -> Axes:
-    """Sequences. Blocks belong to any of them."""
-    rest = [".." for _ in form.inputs[6:]]
-    if len(form.inputs[5].shape) == 2:
-        return axes(["....", "....", "....", "..", "..", "..", *rest], ["...."] * 3)
-    return axes(["b...", "b...", "b...", "..", "..", "b", *rest], ["b..."] * 3)
 
 
 ROPE_ATTEND = Op(

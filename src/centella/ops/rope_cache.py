@@ -22,13 +22,13 @@ from centella import lang
 from centella.dtypes import Array, f32, narrow, u32, widen
 from centella.emit.program import HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, Op, Out, unit_rows
 from centella.ops.cache import cache_scalars, cache_shape, place_in, whole_rows, write_reference
 from centella.ops.elements import offset_of
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import Turn, check_tables, layout_of, table_entries
 from centella.ops.rope import reference as rotate
@@ -276,7 +276,7 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     return Lowered((call,))
 
 
-def axes_of(form: Form[RopeCacheAttrs]) -> Axes:
+def axes_of(form: Form[Any]) -> Axes:
     """Sequences: heads of three kinds lie beside each other. Blocks belong to any of them."""
     rest = [".." for _ in form.inputs[6:]]
     if len(form.inputs[5].shape) == 2:

@@ -27,11 +27,11 @@ from centella import lang
 from centella.dtypes import Array, f32, i32, u32
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, NoAttrs, Op, Out
-from centella.ops.kernel_params import signature
 from centella.ops.rows import chunked
 from centella.specs import Caps, Spec
 

@@ -19,13 +19,12 @@ from centella import lang
 from centella.dtypes import Array, f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.axes import along_rows
-from centella.op.op import Form, Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out, along_rows
 from centella.ops.attention.weights import LOG2E, power, whole_power
 from centella.ops.host import on_blocks
-from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.operands import NUMPY
 from centella.ops.rows import (

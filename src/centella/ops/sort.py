@@ -21,12 +21,11 @@ from centella import lang
 from centella.dtypes import Array, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.op.axes import LETTERS, WHOLE, Axes, axes
-from centella.op.op import Form, Lowered, Op, Out
+from centella.op.op import Form, Lowered, Op, Out, along_rows
 from centella.ops.argmax import order
-from centella.ops.kernel_params import signature
 from centella.ops.layout import rows_of, takes_rows
 from centella.ops.rows import power_above
 from centella.specs import Caps, Spec, make_spec
@@ -192,12 +191,6 @@ def _merged(source: tuple[Ref, ...], target: tuple[Ref, ...], y: Spec, run: int)
                 signature({"keys": 2, "places": 2}, outs))  # fmt: skip
 
 
-def axes_of(form: Form[SortAttrs]) -> Axes:
-    """Rows."""
-    rows = LETTERS[: len(form.outputs[0].shape) - 1] + WHOLE
-    return axes([rows], [rows])
-
-
 def flops(form: Form[SortAttrs]) -> int:
     """Comparisons of the network."""
     x = form.inputs[0]
@@ -205,6 +198,6 @@ def flops(form: Form[SortAttrs]) -> int:
 
 
 ARGSORT: Op[SortAttrs] = Op(
-    "argsort", rule, reference, lower, takes_rows, attrs=SortAttrs, axes=axes_of, flops=flops,
+    "argsort", rule, reference, lower, takes_rows, attrs=SortAttrs, axes=along_rows, flops=flops,
     doc=__doc__ or "",
 )  # fmt: skip

@@ -28,11 +28,11 @@ from centella import lang
 from centella.dtypes import f32, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, Op, Out
-from centella.ops.kernel_params import signature
 from centella.ops.rows import THREADS, WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.sample import traced_noise
 from centella.ops.speech_host import (

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from centella.dtypes import DType
-from centella.errors import ContractError
 from centella.nn.block_table import BLOCK, BlockTable
 from centella.op.op import get
 from centella.runtime.pending import Pending
@@ -27,7 +26,7 @@ from centella.tasks.pieces import Text
 from centella.tasks.pooled_past import PooledPast
 from centella.tasks.prompts import Asked
 from centella.tasks.run_ahead import run_ahead
-from centella.tasks.session import origin_of_nan
+from centella.tasks.session import nan_error
 from centella.tensors import functional as fn
 from centella.tensors.creation import asarray
 from centella.tensors.jit import Jitted
@@ -125,7 +124,10 @@ class BeamSession:
             for i, search in enumerate(searches):
                 if not search.done:
                     if np.isnan(best[i]).any():
-                        raise self._nan(i, [*prompts[i], *search.running[which[i, 0] // vocab].ids])
+                        ids = [*prompts[i], *search.running[which[i, 0] // vocab].ids]
+                        raise nan_error(
+                            f"generate: sequence {i}, ", self._past.model, ids, self.cache
+                        )
                     turned |= search.add(best[i], which[i], self._told(i, which, told))
             if ending.is_set() or all(search.done for search in searches):
                 break
@@ -212,12 +214,6 @@ class BeamSession:
         for table in self._tables:
             table.release()
         self._tables = []
-
-    def _nan(self, number: int, ids: Ids) -> ContractError:
-        where = origin_of_nan(self._past.model, ids, self.cache)
-        return ContractError(
-            f"generate: sequence {number}, token {len(ids)}: the logits are NaN, {where}"
-        )
 
     def _told(
         self, prompt: int, which: Array, told: Sequence[Array]

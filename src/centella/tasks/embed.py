@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Never
 from msgspec.structs import replace
 
 from centella.dtypes import Array
-from centella.errors import ContractError, DTypeError, ShapeError
+from centella.errors import ContractError, ShapeError
 from centella.host.event_loop import in_thread
 from centella.ledger.counts import began, noted
 from centella.nn import Linear
@@ -41,7 +41,14 @@ from centella.tasks.pooling import Dense, EmbedderConfig
 from centella.tasks.replicas import Replicas
 from centella.tasks.tokens import FIRST, Tokens
 from centella.tasks.vectors import DTYPES, packed, similarity
-from centella.tensors.arguments import check_called, flag, one_of, refuse_names, whole
+from centella.tensors.arguments import (
+    check_called,
+    check_progress,
+    flag,
+    one_of,
+    refuse_names,
+    whole,
+)
 from centella.tensors.hints import Hinted
 from centella.tensors.tensor import Tensor
 
@@ -199,8 +206,7 @@ class Embedder(Hinted):
             if progress is not None:
                 progress(done, total)
 
-        if progress is not None and not callable(progress):
-            raise DTypeError(f"encode_async: expected a function for progress, got {progress!r}")
+        check_progress("encode_async", progress)
         return await in_thread(partial(self.encode, texts, progress=told, **options), ending)
 
     @property

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
-from centella.errors import WeightsError
-from centella.weights.model_files import show
+from centella.weights.model_files import known
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
@@ -116,10 +115,7 @@ class ModelFiles(Struct, frozen=True):
 
 def family_of(file: str, values: dict[str, Any]) -> Family:
     """The row of a config's `model_type`."""
-    name = values.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise WeightsError(f"{file}: model_type: expected {', '.join(FAMILIES)}, got {show(name)}")
-    return FAMILIES[name]
+    return known(file, "model_type", values.get("model_type"), FAMILIES)
 
 
 def way_to(task: str) -> str:

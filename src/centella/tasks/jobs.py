@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct, field
 
-from centella.errors import ContractError, DeviceLostError
+from centella.errors import DeviceLostError
 from centella.host.interrupts import guard, uninterrupted
 from centella.nn.block_table import Blocks, BlockTable
 from centella.runtime.pending import Pending
 from centella.tasks.logprobs import MOST, TokenLogprobs, logprobs_of, tokens_of
 from centella.tasks.prompts import Asked
 from centella.tasks.request import Answer
-from centella.tasks.session import Array, Ids, origin_of_nan
+from centella.tasks.session import Array, Ids, nan_error
 from centella.tasks.speculation import GUESSES, Lookup, Pace
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Jobs:
 
     def _begin(self, job: Job) -> bool:
         """Give it blocks, those of others that begin so among them; whether there is room."""
-        cache, leader, kind = self.device.cache, job.leader, self.device.kind(len(job.ids))
+        cache, leader, kind = self.device.cache, job.leader, self.device.past.kind(len(job.ids))
         past = leader.table if leader is not None and job.submitted == 0 else None
         if past is not None and past.kind == kind and len(past.tokens) >= len(job.ids) - 1:
             table = past.fork()
@@ -214,7 +214,7 @@ class Jobs:
         job, left = self.reading, self._left
         if job is None:
             return
-        if self.device.read(left, job.own) == len(left):
+        if self.device.past.read(left, job.own) == len(left):
             self._join(job)
 
     def _join(self, job: Job) -> None:
@@ -342,8 +342,7 @@ class Jobs:
 
     def _add(self, job: Job, token: int, logprobs: TokenLogprobs | None) -> None:
         if token < 0:
-            where = origin_of_nan(self.device.model, job.ids, self.device.cache.dtype)
-            raise ContractError(f"submit: token {len(job.ids)}: the logits are NaN, {where}")
+            raise nan_error("submit: ", self.device.model, job.ids, self.device.cache.dtype)
         job.own.add(job.ids[-1:])
         job.ids.append(token)
         if job.answer.add(token, job.told(logprobs)):

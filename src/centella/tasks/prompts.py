@@ -20,7 +20,7 @@ from centella.tasks.check_texts import check_text
 from centella.tasks.pieces import Ids, Stops
 from centella.tasks.sampling import GeneratorConfig, Sampling, SamplingArgs
 from centella.tasks.tokens import Tokens
-from centella.tensors.arguments import whole
+from centella.tensors.arguments import flag, whole
 from centella.tensors.tensor import Tensor
 from centella.weights.model_files import show
 
@@ -185,14 +185,12 @@ class Prompts:
         Raises:
             DTypeError, ShapeError: one that cannot be; TypeError: an unknown name.
         """
-        if not isinstance(ignore_eos, bool):
-            raise DTypeError(f"{op}: ignore_eos: expected True or False, got {show(ignore_eos)}")
         texts = (stop,) if isinstance(stop, str) else stop
         fits = isinstance(texts, Sequence | Set) and not isinstance(texts, bytes)
         if not fits or not all(isinstance(t, str) and t for t in texts):
             raise DTypeError(f"{op}: stop: expected strings that are not empty, got {show(stop)}")
         words: tuple[str, ...] = tuple(texts)
-        ids: frozenset[int] = frozenset() if ignore_eos else config.stop_ids
+        ids: frozenset[int] = frozenset() if flag(op, "ignore_eos", ignore_eos) else config.stop_ids
         if words:
             added = self.tokenizer.native.get_added_tokens_decoder()
             ids |= {i for i, token in added.items() if token.content in words}

@@ -301,10 +301,7 @@ class Session:
         tokens = tokens_of(step)
         if (tokens < 0).any():
             at = int(np.argmin(tokens))
-            raise ContractError(
-                f"generate: sequence {at}, token {len(self.rows[at])}: the logits are NaN, "
-                f"{origin_of_nan(self.model, self.rows[at], self.cache)}"
-            )
+            raise nan_error(f"generate: sequence {at}, ", self.model, self.rows[at], self.cache)
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(int(token))
 
@@ -321,12 +318,18 @@ class Session:
         return run_ahead(self.step, steps)
 
 
-def origin_of_nan(model: LlamaModel, row: Ids, cache: DType | None) -> str:
-    """Where a sequence's first NaN comes from: its states, layer by layer, anew.
+def nan_error(what: str, model: LlamaModel, row: Ids, cache: DType | None) -> ContractError:
+    """The error for logits that are NaN after a row's last token; says where that comes from.
 
     Args:
-        cache: storage of keys and values, as `Session` takes it.
+        what: the call, and of several sequences which; cache: as `Session` takes it.
     """
+    origin = _origin_of_nan(model, row, cache)
+    return ContractError(f"{what}token {len(row)}: the logits are NaN, {origin}")
+
+
+def _origin_of_nan(model: LlamaModel, row: Ids, cache: DType | None) -> str:
+    """Where a sequence's first NaN comes from: its states, layer by layer, anew."""
     wider = "; dtype='bf16' or 'f32' has a wider range" if model.dtype is f16 else ""
     try:
         past = model.past(1, len(row), dtype=cache)

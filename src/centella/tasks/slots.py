@@ -46,7 +46,7 @@ class Slots:
         cache: storage of keys and values.
 
     Attributes:
-        cache: the pool.
+        past: keys and values of all requests; cache: their pool.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Slots:
         self.model: LlamaModel = model
         self.count: int = slots
         self.context: int = context
-        self._past = PooledPast(model, blocks, context, cache)
-        self.cache: BlockCache = self._past.cache
+        self.past: PooledPast = PooledPast(model, blocks, context, cache)
+        self.cache: BlockCache = self.past.cache
 
         def state(name: str, shape: tuple[int, ...], dtype: Any = i32) -> State:
             state = State.empty(shape, dtype, device, name=name)
@@ -76,21 +76,13 @@ class Slots:
         self._verify: Jitted[..., Tensor] = Jitted(self._verified, device, CAPTURES)
         self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
 
-    def kind(self, length: int) -> int:
-        """As `PooledPast.kind`."""
-        return self._past.kind(length)
-
     def forget(self) -> None:
         """Captures and contents of another model: its parameters were changed."""
         for step in (self._greedy, self._random, self._verify):
             step.clear()
-        self._past.forget()
+        self.past.forget()
 
     # -- a prompt ---------------------------------------------------------------------------------
-
-    def read(self, left: Ids, table: BlockTable) -> int:
-        """As `PooledPast.read`."""
-        return self._past.read(left, table)
 
     def occupy(self, slot: int, ids: Ids, prompt: int, sampling: Sampling, seed: int) -> None:
         """Give a slot to a request whose tokens but the last have been read.
@@ -139,7 +131,7 @@ class Slots:
     def _padded(self, rows: Sequence[Row]) -> tuple[Array, Array]:
         """Table and slots of a step of 1, 2, 4, ... rows; what pads it has slots of nobody."""
         batch = min(1 << (len(rows) - 1).bit_length(), self.count)
-        width = self._past.width(max(len(table.blocks) for _, _, table in rows))
+        width = self.past.width(max(len(table.blocks) for _, _, table in rows))
         table = self.cache.rows([(start, table) for _, start, table in rows], batch, width)
         slots = [slot for slot, _, _ in rows] + list(range(self.count, self.count + batch))
         return table, np.array(slots[:batch], np.int32)
@@ -167,7 +159,7 @@ class Slots:
         """See `verify`; the first token that differs becomes the last one of its slot."""
         batch, guesses = guess.shape
         ids = concat([gather(self._last.value, slots).reshape(-1, 1), guess], 1)
-        logits = self.model(ids, self._past.view(table, kind))
+        logits = self.model(ids, self.past.view(table, kind))
         begin = gather(self._drawn.value, slots)
         if greedy:
             chosen = apply("argmax", logits, marked=True)
@@ -197,7 +189,7 @@ class Slots:
 
     def _logits(self, table: Tensor, slots: Tensor, kind: int) -> Tensor:
         ids = gather(self._last.value, slots).reshape(-1, 1)
-        return self.model(ids, self._past.view(table, kind))[:, 0]
+        return self.model(ids, self.past.view(table, kind))[:, 0]
 
     def _told(self, slots: Tensor, logits: Tensor, chosen: Tensor, k: int | None) -> Tensor:
         """What a step sends; each token becomes the last one of its slot."""

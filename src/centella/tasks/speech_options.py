@@ -19,7 +19,7 @@ from centella.tasks.argument_hints import OF_TRANSCRIBE, unexpected
 from centella.tasks.languages import CODES
 from centella.tasks.rules import LONGEST, Vocabulary
 from centella.tasks.windows import Thresholds
-from centella.tensors.arguments import one_of
+from centella.tensors.arguments import flag, one_of, whole
 from centella.weights.model_files import read_json, show
 
 TASKS = ("transcribe", "translate")
@@ -203,12 +203,6 @@ def _text(op: str, name: str, value: Any) -> str | None:
     return value
 
 
-def _flag(op: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise DTypeError(f"{op}: {name}: expected True or False, got {show(value)}")
-    return value
-
-
 def _as_it_is(op: str, name: str, value: Any) -> Any:
     return value  # `vad_network` checks it
 
@@ -236,20 +230,11 @@ def _whole(least: int, most: int, off: bool = False) -> Callable[[str, str, Any]
 
 
 def _count(op: str, name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise DTypeError(f"{op}: {name}: expected a whole number, got {show(value)}")
-    if value < 1:
-        raise ShapeError(f"{op}: {name}: expected 1 or more, got {value}")
-    return value
+    return None if value is None else whole(op, name, value, 1)
 
 
 def _windows(op: str, name: str, value: Any) -> int | None:
-    count = _count(op, name, value)
-    if count is not None and count > MOST_WINDOWS:
-        raise ShapeError(f"{op}: {name}: expected {MOST_WINDOWS} or fewer, got {count}")
-    return count
+    return None if value is None else _whole(1, MOST_WINDOWS)(op, name, value)
 
 
 def _temperatures(op: str, name: str, value: Any) -> tuple[float, ...]:
@@ -275,7 +260,7 @@ def _regions(op: str, name: str, value: Any) -> tuple[tuple[float, float], ...] 
 
 _CHECKS: dict[str, Any] = {
     **dict.fromkeys(("language", "task", "timestamps", "prompt", "hotwords", "vad"), _text),
-    "condition_on_previous_text": _flag, "temperature": _temperatures, "regions": _regions,
+    "condition_on_previous_text": flag, "temperature": _temperatures, "regions": _regions,
     "no_repeat_ngram": _whole(2, LONGEST, off=True), "max_repeats": _whole(2, 1000, off=True),
     "seed": _whole(0, 0x7FFFFFFF), "batch": _windows, "beam": _whole(1, 16),
     "max_new_tokens": _count, "vad_model": _as_it_is,

@@ -19,7 +19,7 @@ from centella.tasks.chat import ChatTemplate
 from centella.tasks.text import Tokenizer
 from centella.tasks.words import library
 from centella.weights.gguf import GGUF
-from centella.weights.model_files import show
+from centella.weights.model_files import known, show
 
 if TYPE_CHECKING:
     import tokenizers
@@ -90,13 +90,10 @@ def read_tokenizer(file: GGUF) -> Tokenizer | None:
     tokens = _tokens(file)
     model = file.values.get("tokenizer.ggml.model")
     builds = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}
-    if not isinstance(model, str) or model not in builds:
-        raise WeightsError(
-            f"{origin}: tokenizer.ggml.model: expected {', '.join(builds)}, got {show(model)}"
-        )
+    build = known(origin, "tokenizer.ggml.model", model, builds)
     kinds = _kinds(file, tokens)
     try:
-        native = builds[model](package, file, tokens)
+        native = build(package, file, tokens)
         special = [t for t, k in zip(tokens, kinds, strict=True) if k == CONTROL]
         native.add_special_tokens([package.AddedToken(t, normalized=False) for t in special])
         added = [t for t, k in zip(tokens, kinds, strict=True) if k == USER]
@@ -179,11 +176,7 @@ def _flag(file: GGUF, name: str, default: bool) -> bool:
 
 def _cut(file: GGUF) -> Cut:
     name = file.values.get("tokenizer.ggml.pre", "default")
-    if not isinstance(name, str) or name not in CUTS:
-        raise WeightsError(
-            f"{file.file}: tokenizer.ggml.pre: expected {', '.join(CUTS)}, got {show(name)}"
-        )
-    return CUTS[name]
+    return known(str(file.file), "tokenizer.ggml.pre", name, CUTS)
 
 
 def _id(file: GGUF, name: str, tokens: int) -> int | None:

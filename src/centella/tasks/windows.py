@@ -11,6 +11,7 @@ Ids = list[int]
 STEP = 0.02  # seconds between tokens of time
 FRAMES_A_STEP = 2  # of a spectrogram
 SHORTEST = 1e-10  # of a compressed text: nothing is divided by 0
+LONGEST = 8  # tokens that are repeated
 
 
 class Cut(Struct, frozen=True):
@@ -127,9 +128,9 @@ def cut_all(tokens: Sequence[int], first_time: int, frames: int) -> list[Cut]:
     return cuts
 
 
-def repeats(tokens: Ids, times: int, longest: int = 8) -> bool:
-    """Whether a text ends with the same tokens, up to `longest` of them, so many times over."""
+def repeats(tokens: Ids, times: int) -> bool:
+    """Whether a text ends with the same tokens, up to LONGEST of them, so many times over."""
     return any(
         len(tokens) >= n * times and tokens[-n * times :] == tokens[-n:] * times
-        for n in range(1, longest + 1)
+        for n in range(1, LONGEST + 1)
     )

@@ -10,13 +10,14 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from centella.errors import WeightsError
 
 T = TypeVar("T", dict[str, Any], list[Any])
+R = TypeVar("R")
 
 MAX_JSON = 2**22  # bytes of a file; the largest that describes a published model has 1.2 MB
 MAX_VALUES = 2**18  # values of a JSON text, of 100 bytes each at most once parsed
@@ -169,6 +170,17 @@ def inside(folder: Path, name: Any, origin: str) -> Path:
     if not any(end.is_relative_to(home) for home in homes):
         raise WeightsError(f"{wrong}, which is a link out of it, to {end}")
     return path
+
+
+def known(origin: str, field: str, name: Any, table: Mapping[str, R]) -> R:
+    """The row of a table that a field of a file names.
+
+    Raises:
+        WeightsError: there is none.
+    """
+    if not isinstance(name, str) or name not in table:
+        raise WeightsError(f"{origin}: {field}: expected {', '.join(table)}, got {show(name)}")
+    return table[name]
 
 
 def show(value: Any) -> str:

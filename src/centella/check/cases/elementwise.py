@@ -56,15 +56,15 @@ def floats_of(values: str = "normal", dtypes: tuple[str, ...] = FLOATS, **attrs:
     return Row(dtypes, (*plain, *odd, extremes))
 
 
-def at_length(dtypes: tuple[str, ...], values: str = "normal", **attrs: Any) -> tuple[Case, ...]:
+def at_length(dtypes: tuple[str, ...], **attrs: Any) -> tuple[Case, ...]:
     """Every shape, every layout, of one operand."""
-    plain = cases(SHAPES, values, attrs)
+    plain = cases(SHAPES, attrs=attrs)
     odd = [
         case
         for shape in ((6, 5), (2, 4, 8))
-        for case in laid_out(Case((In(shape, values),), attrs), *LAYOUTS[1:])
+        for case in laid_out(Case((In(shape),), attrs), *LAYOUTS[1:])
     ]
-    rank1 = laid_out(Case((In((13,), values),), attrs), "offset", "strided")
+    rank1 = laid_out(Case((In((13,)),), attrs), "offset", "strided")
     extremes = Case((In((21,), "extremes"),), attrs, tuple(d for d in dtypes if d in FLOATS))
     return (*plain, *odd, *rank1, extremes) if extremes.dtypes else (*plain, *odd, *rank1)
 

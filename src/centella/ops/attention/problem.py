@@ -10,10 +10,10 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, u32
 from centella.emit.program import Call, Constants, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.op.op import Form
 from centella.op.variant import Variant
 from centella.ops.attention.masks import Scoring
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.specs import Spec
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from centella.dtypes import f32
 from centella.emit.program import Call, Constants, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
@@ -17,7 +18,6 @@ from centella.ops.attention.split import SPLIT, Layout, few_queries
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.split_warp import SplitTile
 from centella.ops.cache import cache_scalars
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.rope import layout_of
 from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form

@@ -255,18 +255,13 @@ class Warp:
         """Keep the weights of two keys."""
         put(self.weights, n, both)
 
-    def soften(self, first: Any, scale: Any, end: Any = None) -> list[list[Any]]:
+    def soften(self, first: Any, scale: Any) -> list[list[Any]]:
         """Weights of the keys; where a maximum grew, less of what was summed.
-
-        Args:
-            end: of the keys that count; None: of the group's part.
 
         Returns:
             Which keys count.
         """
-        counted = [
-            [self.work.counts(self.key(first, n, e), end) for e in range(2)] for n in range(2)
-        ]
+        counted = [[self.work.counts(self.key(first, n, e)) for e in range(2)] for n in range(2)]
         seen = [
             [
                 self.work.seen(

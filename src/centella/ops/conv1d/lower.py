@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr
 from centella.op.op import Form, Lowered
 from centella.ops.conv1d.op import Conv1dAttrs
 from centella.ops.elements import Number, element_call
 from centella.ops.fill import kernel as fill
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.choice import product_calls
 from centella.ops.matmul.problem import Problem

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, always, choose
 from centella.ops.elementwise import ACTIVATIONS, plain_call
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.matmul.grouped import GROUPED

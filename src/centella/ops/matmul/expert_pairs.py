@@ -28,10 +28,10 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.experts import ExpertAttrs, names_of
 from centella.ops.matmul.mma import MmaTile

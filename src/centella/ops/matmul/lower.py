@@ -89,7 +89,7 @@ def _as_planes(form: Form[LinearAttrs], fits: bool, caps: Caps) -> Lowered:
 def _dequantized(form: Form[LinearAttrs], fits: bool, caps: Caps) -> Lowered:
     """The weight as one tensor, then its product."""
     attrs = form.attrs
-    x, planes, more = parted(form.inputs, attrs)
+    x, planes, more = parted(form.inputs, attrs.format)
     n, k = FORMATS[attrs.format].check("linear", planes)
     whole, count = make_spec((n, k), x.dtype, caps.row_alignment), len(form.inputs)
     decoding = DequantizeAttrs(x.dtype.name, attrs.format)

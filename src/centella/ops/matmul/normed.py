@@ -67,7 +67,7 @@ class NormedAttrs(Struct, frozen=True):
 
 def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
     """x [..., k], weight [n or 2 n, k], norm and shift [k], bias a row of W each, residual y's."""
-    x, planes, more = parted(specs, attrs)
+    x, planes, more = parted(specs, attrs.format)
     floats = (x, *more) if attrs.format else (x, *planes, *more)
     if any(not s.dtype.is_float for s in floats):
         raise DTypeError(
@@ -106,7 +106,7 @@ def rule(specs: tuple[Spec, ...], attrs: NormedAttrs) -> tuple[Out, ...]:
 def reference(*operands: Any, **named: Any) -> Any:
     """The NumPy formula."""
     attrs = NormedAttrs(**named)
-    x, planes, more = parted(operands, attrs)
+    x, planes, more = parted(operands, attrs.format)
     weight = FORMATS[attrs.format].decode(*planes) if attrs.format else planes[0]
     vectors = dict(zip(attrs.extras, more, strict=True))
     if "norm" in vectors:

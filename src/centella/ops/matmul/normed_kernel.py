@@ -26,7 +26,15 @@ from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.normed import NormedAttrs, takes_few
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.sums import SHARED_WORDS, SUBGROUP, Thin, power_of_two, slots_of, totals
+from centella.ops.matmul.sums import (
+    SHARED_WORDS,
+    SUBGROUP,
+    Thin,
+    power_of_two,
+    slots_of,
+    totals,
+    words_of,
+)
 from centella.ops.matmul.thin import (
     PARTIAL,
     Rows,
@@ -190,33 +198,24 @@ def _store(
 ) -> None:  # fmt: skip
     """A word of the output a thread; `count` sums have the squares of an RMS norm last."""
     each, per = tile.outs // 2 if gated else tile.outs, y.dtype.per_word
-    across = tile.teams * each // per
-    items = rows * across
-    for base in range(0, items, tile.threads):
-        item = lang.local_id() + base
-        i, offset = item // across, item % across * per
-        inside = (row + i < p["m"]) & (first + offset < p["n"])
-        if base + tile.threads > items:
-            inside = inside & (item < items)
-        with lang.if_(inside):
-            one, out = lang.const(1.0, f32), list[list[Any]](([], []))
-            for j in range(per):
-                team, o = (offset + j) // each, (offset + j) % each
-                at = i * count
+    for i, offset in words_of(tile.threads, rows, tile.teams * each, per, row, first, p):
+        one, out = lang.const(1.0, f32), list[list[Any]](([], []))
+        for j in range(per):
+            team, o = (offset + j) // each, (offset + j) % each
+            at = i * count
 
-                def total(r: Any, at: Any = at, team: Any = team) -> Any:
-                    return scratch[(at + r) * pitch + team]
+            def total(r: Any, at: Any = at, team: Any = team) -> Any:
+                return scratch[(at + r) * pitch + team]
 
-                own = one
-                if count > tile.outs:
-                    squares = scratch[(at + tile.outs) * pitch + team]
-                    mean = squares / lang.cast(p["k"], f32)
-                    own = one / lang.sqrt(mean + lang.parameter("eps", f32))
-                for half in range(2 if gated else 1):
-                    out[half].append(total(o * 2 + half if gated else o) * own)
-            finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
-            values = finish(out[0] + out[1], row + i)
-            y.store((row + i) * p["ldy"] + (first + offset), values)
+            own = one
+            if count > tile.outs:
+                mean = total(tile.outs) / lang.cast(p["k"], f32)
+                own = one / lang.sqrt(mean + lang.parameter("eps", f32))
+            for half in range(2 if gated else 1):
+                out[half].append(total(o * 2 + half if gated else o) * own)
+        finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
+        values = finish(out[0] + out[1], row + i)
+        y.store((row + i) * p["ldy"] + (first + offset), values)
 
 
 kernel: Kernel = Kernel(_normed, workgroup=128, name="normed_linear", rewritable=True)

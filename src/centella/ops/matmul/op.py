@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def result_dtype(of: DType, attrs: MatmulAttrs | LinearAttrs) -> DType:
 
 def linear_rule(specs: tuple[Spec, ...], attrs: LinearAttrs) -> tuple[Out, ...]:
     """x [..., k], weight [n, k] or planes, scale [n], bias [n], residual [..., n] to [..., n]."""
-    x, weight, more = parted(specs, attrs)
+    x, weight, more = parted(specs, attrs.format)
     if attrs.format:
         n, k = FORMATS[attrs.format].check("linear", weight)
         _float("linear", (x, *more))
@@ -74,18 +74,9 @@ def linear_rule(specs: tuple[Spec, ...], attrs: LinearAttrs) -> tuple[Out, ...]:
     return ((shape, result_dtype(x.dtype, attrs)),)
 
 
-class OfFormat(Protocol):
-    """Attributes of a product whose weight may be in planes."""
-
-    @property
-    def format(self) -> str:
-        """Of planes; "" of one tensor."""
-        ...
-
-
-def parted(operands: Sequence[T], attrs: OfFormat) -> tuple[T, Sequence[T], Sequence[T]]:
-    """The operands of a product: x, the weight's, the extras."""
-    count = len(FORMATS[attrs.format].planes) if attrs.format else 1
+def parted(operands: Sequence[T], format: str) -> tuple[T, Sequence[T], Sequence[T]]:
+    """The operands of a product: x, the weight's (`format`: "" of one tensor), the extras."""
+    count = len(FORMATS[format].planes) if format else 1
     return operands[0], operands[1 : 1 + count], operands[1 + count :]
 
 
@@ -143,7 +134,7 @@ def epilogue(o: Any, y: Any, named: dict[str, Any], attrs: LinearAttrs) -> Any:
 def linear_reference(*operands: Array, **named: Any) -> Any:
     """The NumPy formula."""
     attrs = LinearAttrs(**named)
-    x, weight, more = parted(operands, attrs)
+    x, weight, more = parted(operands, attrs.format)
     whole = FORMATS[attrs.format].decode(*weight) if attrs.format else weight[0]
     rows = math.prod(x.shape[:-1])
     y = np.matmul(x.reshape(rows, x.shape[-1]), whole.astype(x.dtype, copy=False).T)

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.op.op import Lowered
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.product import Constants, Product, Scalars

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from centella.dtypes import DType
 from centella.emit.program import Call, Kernel, Ref
-from centella.ops.kernel_params import signature
+from centella.lang.kernel_params import signature
 from centella.ops.layout import flat
 from centella.ops.matmul.problem import Problem, aligned
 from centella.specs import Spec

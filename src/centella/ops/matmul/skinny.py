@@ -40,6 +40,7 @@ from centella.ops.matmul.product import (
     launch,
     rows_of_a,
 )  # fmt: skip
+from centella.ops.matmul.sums import words_of
 from centella.ops.matmul.table import MULTIPROCESSORS, SHORT, SKINNY, SKINNY_FROM
 from centella.ops.matmul.thin import MOST_THREADS, REGISTERS
 from centella.ops.rows import fold, power_above
@@ -260,22 +261,15 @@ def _finish(
     for i, value in enumerate(registers):
         scratch[i * tile.threads + thread] = value
     lang.barrier()
-    per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word
-    items = tile.eights * EIGHT * across
-    for base in range(0, items, tile.threads):
-        item = thread + base
-        row, offset = item // across, item % across * per
-        inside = (row < p["m"]) & (first + offset < p["n"])
-        if base + tile.threads > items:
-            inside = inside & (item < items)
-        with lang.if_(inside):
-            finish = Epilogue(activation, extra, first + offset, per, p["n"])
-            totals = []
-            for j in range(per):
-                at = _word_of(tile, row, offset + j)
-                parts = [scratch[at + d * WARP] for d in range(tile.deep)]
-                totals.append(fold(parts, operator.add))
-            y.store(batch * p["sy"] + row * p["ldy"] + (first + offset), finish(totals, row))
+    per, rows = y.dtype.per_word, tile.eights * EIGHT
+    for row, offset in words_of(tile.threads, rows, tile.outputs, per, 0, first, p):
+        finish = Epilogue(activation, extra, first + offset, per, p["n"])
+        totals = []
+        for j in range(per):
+            at = _word_of(tile, row, offset + j)
+            parts = [scratch[at + d * WARP] for d in range(tile.deep)]
+            totals.append(fold(parts, operator.add))
+        y.store(batch * p["sy"] + row * p["ldy"] + (first + offset), finish(totals, row))
 
 
 def _word_of(tile: Skinny, row: Operand, output: Operand) -> Expr:

@@ -40,13 +40,13 @@ from centella.specs import Caps
 PAD = 4  # elements between lines of sums, for banks of their own
 
 
-class _Rows:
-    """Rows of x in the ring of weights, and how they come there."""
+class Rows:
+    """Rows of x in a ring beside that of weights, and how they come there."""
 
-    def __init__(self, tile: Stream, x: Any) -> None:
+    def __init__(self, x: Any, stages: int, eights: int, columns: int) -> None:
         m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
-        self.ring = lang.ptx.SharedTile(x.dtype, (tile.stages, EIGHT * tile.eights, tile.columns))
-        self.map = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
+        self.ring: Any = lang.ptx.SharedTile(x.dtype, (stages, EIGHT * eights, columns))
+        self.map: Any = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
 
 
 class Sums:
@@ -101,7 +101,7 @@ def _streamed_rows(
     lang.ptx.resident(2)
     halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
-    rows = _Rows(tile, x)
+    rows = Rows(x, tile.stages, tile.eights, tile.columns)
     sums = Sums(WARPS, EIGHT * tile.eights, DEPTH * tile.sixteens(halves) + PAD)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
         _produce(shared, rows)
@@ -109,7 +109,7 @@ def _streamed_rows(
         _consume(shared, rows, sums, gated, activation, y, extra)
 
 
-def _produce(shared: Shares, rows: _Rows) -> None:
+def _produce(shared: Shares, rows: Rows) -> None:
     """Have all tiles copied; those of weights that there is room for before the wait."""
     tile, ring, p = shared.tile, Ring(shared.tile.stages), shared.p
     nbytes = 2 * (shared.halves * tile.rows + EIGHT * tile.eights) * tile.columns
@@ -147,7 +147,7 @@ def _produce(shared: Shares, rows: _Rows) -> None:
 
 
 def _consume(
-    shared: Shares, rows: _Rows, sums: Sums, gated: bool, activation: str, y: Any,
+    shared: Shares, rows: Rows, sums: Sums, gated: bool, activation: str, y: Any,
     extra: dict[str, Any],
 ) -> None:  # fmt: skip
     tile = shared.tile

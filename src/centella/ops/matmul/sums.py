@@ -154,18 +154,32 @@ def _store(
     p: dict[str, Expr], y: Argument, activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """The epilogue and the store: a word of the output a thread."""
-    per, across = y.dtype.per_word, tile.outputs // y.dtype.per_word
-    items = count * across
-    for base in range(0, items, tile.threads):
+    per = y.dtype.per_word
+    for i, offset in words_of(tile.threads, count, tile.outputs, per, row, first, p):
+        out = []
+        for j in range(per):
+            team, r = (offset + j) // tile.outs, (offset + j) % tile.outs
+            out.append(scratch[(i * tile.outs + r) * pitch + team])
+        finish = Epilogue(activation, extra, first + offset, per, p["n"])
+        y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + offset), finish(out, row + i))
+
+
+def words_of(
+    threads: int, rows: int, outputs: int, per: int, row: int, first: Any, p: dict[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Row and first output of each word that a thread stores of a group's, where there is one.
+
+    Args:
+        rows, outputs: of the group, whose first ones are `row` and `first`; per: outputs of a word.
+        p: parameters; m and n are rows and outputs of the launch.
+    """
+    across = outputs // per
+    items = rows * across
+    for base in range(0, items, threads):
         item = lang.local_id() + base
         i, offset = item // across, item % across * per
         inside = (row + i < p["m"]) & (first + offset < p["n"])
-        if base + tile.threads > items:
+        if base + threads > items:
             inside = inside & (item < items)
         with lang.if_(inside):
-            out = []
-            for j in range(per):
-                team, r = (offset + j) // tile.outs, (offset + j) % tile.outs
-                out.append(scratch[(i * tile.outs + r) * pitch + team])
-            finish = Epilogue(activation, extra, first + offset, per, p["n"])
-            y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + offset), finish(out, row + i))
+            yield i, offset

@@ -30,7 +30,7 @@ from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.streamed_kernel import EIGHT, SUMS, Normed, meet
 from centella.ops.matmul.streamed_rows import PAD, Sums
-from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores
+from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS
 from centella.ops.quant.stream import (
     ACROSS,
     COLUMNS,
@@ -38,6 +38,7 @@ from centella.ops.quant.stream import (
     WARPS,
     Beside,
     BlockStream,
+    Factor,
     Row,
     Weights,
     per_byte,
@@ -164,9 +165,8 @@ class _Consumer:
         column = self.part * (RUN // per_byte(shared.kind) // CHUNK)
         self.start: Any = shared.ring.chunk(row, column + self.lane // tile.lines % 2, self.half)
         self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.eights == 2 else (16, 8))
-        if shared.high:
-            self.high_start = shared.high.start(row, self.part, self.lane, self.half)
-            self.highs = shared.high.fragment()
+        high = shared.high
+        self.high = high.start(row, self.part, self.lane, self.half) if high else None
         self.height = lang.ptx.Fragment(dtype, (16, 16))
         self.width = lang.ptx.Fragment(dtype, (16, 8))
         self.products = lang.ptx.Fragment(i32, (16, 8))
@@ -204,32 +204,18 @@ class _Consumer:
 
     def _run(self, rows: list[list[Row]], number: Any, stage: Any) -> None:
         """RUN columns, of which so many come before; past the last ones h is 0."""
-        shared, cores = self.shared, self.shared.kind.cores
-        assert cores is not None
-        inside = lang.minimum(number, shared.depth // RUN - 1)
-        factors = [cores.factors(shared.run(inside, planes)) for planes in rows]
-        groups: list[list[tuple[Any, Any]]] = []  # words of each eight rows, of the next groups
-        words, levels, highs = list[Any](), list[Any](), list[list[Any]]()
-        slot, share = stage * shared.halves, GROUP // cores.shared
-        if shared.high:
-            highs = shared.high.load(self.high_start, slot, self.highs)
-        for group in range(RUN // GROUP):
-            if not groups:
-                chunk = 2 * (group // per_byte(shared.kind))
-                at = shared.ring.right(self.start, chunk) + shared.ring.at_stage(slot)
-                groups = shared.words_at(at, self.stored, self.eights, group, highs)
+        digits, levels = list[Any](), list[Any]()
+        own = self.start, self.stored, self.high
+        for group, words, factors in self.shared.groups(rows, number, stage, *own):
             if group % 2 == 0:
                 pair = number * (RUN // (2 * GROUP)) + group // 2
-                words, levels = self.digits.load(pair, self.lane), self.digits.levels(pair)
+                digits, levels = self.digits.load(pair, self.lane), self.digits.levels(pair)
             at = group % 2 * 2
-            self._multiply(
-                groups.pop(0), words[at : at + 2], levels[at : at + 2],
-                [line[group * share : (group + 1) * share] for line in factors], cores,
-            )  # fmt: skip
+            self._multiply(words, digits[at : at + 2], levels[at : at + 2], factors)
 
     def _multiply(
         self, words: list[tuple[Any, Any]], digits: list[Any], levels: list[Any],
-        factors: list[list[tuple[Any, Any | None]]], cores: Cores,
+        factors: list[list[Factor]],
     ) -> None:  # fmt: skip
         """A group: exact sums of products, times their factors and scale.
 
@@ -244,7 +230,7 @@ class _Consumer:
                 self.height[e] = first if both or part == 0 else lang.const(0, u32)
                 self.height[e + 2] = last if both or part == 1 else lang.const(0, u32)
             self.products.fill(MAGIC)
-            dtype = i8 if cores.zero is None else u8
+            dtype = i8 if self.shared.cores.zero is None else u8
             lang.ptx.mma_bytes(self.products, self.height, self.width, dtype)
             for e, line in enumerate(factors):
                 factor, low = line[part]
@@ -252,15 +238,16 @@ class _Consumer:
                 for digit, kept in enumerate(self.kept[e]):
                     exact = lang.bitcast(self.products[2 * e + digit], f32) - MAGIC_VALUE
                     kept.set(lang.fma(exact, scaled, kept))
-                level = self._level(factor, low, cores)
+                level = self._level(factor, low)
                 if level is not None:
                     self.below[e].set(lang.fma(level, total, self.below[e]))
 
-    def _level(self, factor: Any, low: Any | None, cores: Cores) -> Any | None:
+    def _level(self, factor: Any, low: Any | None) -> Any | None:
         """What a format adds to its numbers, as they are stored, times the factor."""
-        if not cores.zero:
+        zero = self.shared.cores.zero
+        if not zero:
             return low
-        return -cores.zero * factor if low is None else lang.fma(-cores.zero, factor, low)
+        return -zero * factor if low is None else lang.fma(-zero, factor, low)
 
     def _leave(self, sums: Sums, turn: Any) -> None:
         """Add up digits, of which neighbouring lanes have two each."""

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from centella import lang
 from centella.dtypes import DType, f32, u32
 from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.ops.embedding import EmbeddingAttrs
 from centella.ops.embedding import lower as rows_of_table
-from centella.ops.kernel_params import signature
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import LinearAttrs, Problem, aligned
 from centella.ops.matmul.repack import copied_whole

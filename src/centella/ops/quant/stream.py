@@ -9,17 +9,15 @@ its rows; where there are two such crews, they take stages in turn.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
-from centella.ops.layout import rows_of
-from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT
-from centella.ops.quant.format import CHUNK, RUN, Format, Run
+from centella.ops.quant.format import CHUNK, GROUP, RUN, Cores, Format, Run
 from centella.ops.ring import Ring
 from centella.ops.rows import WARP, fold
 from centella.specs import Caps, Spec
@@ -29,6 +27,7 @@ WARPS = ACROSS * TEAMS  # of a crew
 COLUMNS = ACROSS * RUN  # of x, of a stage
 MOST_ROWS = TEAMS * DEPTH  # of a stage
 Row = Callable[[Any], Any]  # of a plane: a word
+Factor = tuple[Any, Any | None]  # and what is added to numbers times it
 Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
 
 
@@ -71,6 +70,8 @@ class Weights:
     ) -> None:  # fmt: skip
         self.tile: BlockStream = tile
         self.kind: Format = kind
+        assert kind.cores is not None, "as `comes_in_blocks` says"
+        self.cores: Cores = kind.cores
         self.depth: int = depth
         self.halves: int = tile.halves
         names = ("n", "k", "width", "ldw", "half", "rows", "blocks")
@@ -145,7 +146,31 @@ class Weights:
 
         return Run(number, values, lambda plane, word: rows[plane - first](word))
 
-    def words_at(
+    def groups(
+        self, planes: list[list[Row]], number: Any, stage: Any, start: Any, stored: Any,
+        high: tuple[Any, Any] | None,
+    ) -> Iterator[tuple[int, list[tuple[Any, Any]], list[list[Factor]]]]:  # fmt: skip
+        """The groups of a run: number, words and factors of each, by eight rows.
+
+        Args:
+            planes: rows of the other planes; number: of the run, past the last it is the last.
+            start: this thread's chunk in the ring; stored: a fragment for it.
+            high: the same of `HighBits`.
+        """
+        inside = lang.minimum(number, self.depth // RUN - 1)
+        factors = [self.cores.factors(self.run(inside, rows)) for rows in planes]
+        slot, share = stage * self.halves, GROUP // self.cores.shared
+        highs = self.high.load(*high, slot) if self.high and high else []
+        words: list[list[tuple[Any, Any]]] = []  # of the next groups
+        for group in range(RUN // GROUP):
+            if not words:
+                chunk = 2 * (group // per_byte(self.kind))
+                at = self.ring.right(start, chunk) + self.ring.at_stage(slot)
+                words = self._words_at(at, stored, len(planes), group, highs)
+            own = slice(group * share, (group + 1) * share)
+            yield group, words.pop(0), [line[own] for line in factors]
+
+    def _words_at(
         self, at: Any, stored: Any, eights: int, group: int, highs: list[list[Any]]
     ) -> list[list[tuple[Any, Any]]]:
         """Of two chunks, by group: of each eight rows the first and the last sixteen numbers.
@@ -154,8 +179,7 @@ class Weights:
             at: this thread's chunk in the ring; stored: a fragment for them.
             group: the first of these chunks' in its run; highs: see `HighBits.load`.
         """
-        cores, lines = self.kind.cores, []
-        assert cores is not None
+        cores, lines = self.cores, []
         groups = 4 // (cores.high or 4)  # in a chunk of high bits
         lang.ptx.ldmatrix(self.ring, at, stored)
         for eight in range(eights):
@@ -204,19 +228,16 @@ class HighBits:
         """Have a stage's copied."""
         lang.ptx.tma_load(self.map, (step * self.words, row), slot, full, stage)
 
-    def fragment(self) -> Any:
-        """For `load`."""
-        both = self.tile.lines == 2 * EIGHT and self.chunks == 2
-        return lang.ptx.Fragment(self.ring.dtype, (16, 16) if both else (16, 8))
-
-    def start(self, row: Any, part: Any, lane: Any, half: Any = 0) -> Any:
-        """This thread's chunk of a stage, as `load` takes it."""
+    def start(self, row: Any, part: Any, lane: Any, half: Any = 0) -> tuple[Any, Any]:
+        """This thread's chunk of a stage, and a fragment for it, as `load` takes them."""
         chunk = part * self.chunks
         if self.chunks == 2:
             chunk = chunk + lane // self.tile.lines % 2
-        return self.ring.chunk(row, chunk, half)
+        start = self.ring.chunk(row, chunk, half)
+        both = self.tile.lines == 2 * EIGHT and self.chunks == 2
+        return start, lang.ptx.Fragment(self.ring.dtype, (16, 16) if both else (16, 8))
 
-    def load(self, start: Any, slot: Any, to: Any) -> list[list[Any]]:
+    def load(self, start: Any, to: Any, slot: Any) -> list[list[Any]]:
         """Of each eight rows this thread's words of the chunks of a run."""
         eights = self.tile.lines // EIGHT
         lang.ptx.ldmatrix(self.ring, start + self.ring.at_stage(slot), to)
@@ -296,16 +317,6 @@ def parts_of(kind: Format, planes: Sequence[Spec]) -> tuple[Beside, tuple[tuple[
         high, *others = others
         scalars |= {"whigh": high.shape[1] * 2, "ldhigh": high.strides[0] * 2}
     return beside_of(others), tuple(scalars.items())
-
-
-def problem_of(x: Spec, y: Spec, stored: Spec) -> Problem:
-    """Rows of x and of the stored plane; n is that of the result."""
-    left, right = rows_of(x), rows_of(y)
-    return Problem(
-        batch=1, m=right.shape[0], n=right.shape[1], k=left.shape[1], lda=left.strides[0],
-        ldb=stored.strides[0], ldy=right.strides[0], sa=0, sb=0, sy=0, a_along_k=True,
-        b_along_k=True,
-    )  # fmt: skip
 
 
 def comes_in_blocks(kind: Format, k: int, x: DType, planes: Sequence[Spec], caps: Caps) -> bool:

@@ -20,17 +20,17 @@ from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import bf16, f16, f32, u32
-from centella.emit.program import Call, Kernel, Ref
+from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.op.op import Form, Lowered
+from centella.op.op import Form
 from centella.op.variant import Variant
-from centella.ops.kernel_params import signature
-from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.problem import THIN, LinearAttrs, Problem, aligned
-from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
+from centella.ops.layout import rows_of
+from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
+from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP, meet
-from centella.ops.matmul.streamed_rows import PAD, Sums, store
-from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS, Cores
+from centella.ops.matmul.streamed_rows import PAD, Rows, Sums, store
+from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS
+from centella.ops.quant.product import Product, launched, of_linear
 from centella.ops.quant.stream import (
     ACROSS,
     COLUMNS,
@@ -39,13 +39,13 @@ from centella.ops.quant.stream import (
     WARPS,
     Beside,
     BlockStream,
+    Factor,
     Row,
     Weights,
     bytes_of,
     comes_in_blocks,
     parts_of,
     per_byte,
-    problem_of,
     words_of,
 )
 from centella.ops.quant.table import FORMATS
@@ -58,15 +58,6 @@ FEWEST = 2  # rows of x
 ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # two
 
 
-class _Rows:
-    """Rows of x in a ring beside that of weights."""
-
-    def __init__(self, tile: BlockStream, x: Any) -> None:
-        m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
-        self.ring = lang.ptx.SharedTile(x.dtype, (tile.stages, EIGHT * tile.eights, COLUMNS))
-        self.map = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
-
-
 def _streamed_blocks(
     *, tile: BlockStream, format: str, depth: int, beside: Beside, activation: str,
     x: Argument, w: Argument, y: Argument, **operands: Argument,
@@ -75,7 +66,7 @@ def _streamed_blocks(
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
     shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, 1, bringers=2)
-    rows = _Rows(tile, x)
+    rows = Rows(x, tile.stages, tile.eights, COLUMNS)
     sums = Sums(ACROSS, EIGHT * tile.eights, TEAMS * tile.lines + PAD)
     with lang.ptx.role(0, WARP), lang.if_(lang.local_id() == 0):
         shared.bring()
@@ -85,7 +76,7 @@ def _streamed_blocks(
         _consume(shared, rows, sums, activation, y, operands)
 
 
-def _bring_rows(shared: Weights, rows: _Rows) -> None:
+def _bring_rows(shared: Weights, rows: Rows) -> None:
     """The same of rows of x, once they are there."""
     tile, ring = shared.tile, Ring(shared.tile.stages)
     lang.ptx.await_launches()
@@ -102,7 +93,7 @@ def _bring_rows(shared: Weights, rows: _Rows) -> None:
 class _Consumer:
     """A warp: its share of a stage's columns and rows, and where it is in both rings."""
 
-    def __init__(self, shared: Weights, rows: _Rows) -> None:
+    def __init__(self, shared: Weights, rows: Rows) -> None:
         self.shared, self.rows, tile = shared, rows, shared.tile
         me = lang.local_id() - WARPGROUP
         self.lane, warp = me % WARP, me // WARP
@@ -121,9 +112,8 @@ class _Consumer:
             for e in range(tile.eights)
         ]
         self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.halves == 2 else (16, 8))
-        if shared.high:
-            self.high_start = shared.high.start(row, self.part, self.lane)
-            self.highs = shared.high.fragment()
+        high = shared.high
+        self.high = high.start(row, self.part, self.lane) if high else None
         self.height = lang.ptx.Fragment(dtype, (16, 16))
         self.ones = lang.ptx.Fragment(dtype, (16, 16))
         for register in range(4):
@@ -158,22 +148,10 @@ class _Consumer:
 
     def _run(self, rows: list[list[Row]], number: Any, stage: Any) -> None:
         """RUN columns, of which so many come before; past the last ones x is 0."""
-        shared, cores = self.shared, self.shared.kind.cores
-        assert cores is not None
-        number = lang.minimum(number, shared.depth // RUN - 1)
-        factors = [cores.factors(shared.run(number, planes)) for planes in rows]
-        groups: list[list[tuple[Any, Any]]] = []  # words of each half, of the next groups
-        highs, share = list[list[Any]](), GROUP // cores.shared
-        if shared.high:
-            highs = shared.high.load(self.high_start, stage, self.highs)
-        for group in range(RUN // GROUP):
-            if not groups:
-                chunk = 2 * (group // per_byte(shared.kind))
-                at = shared.ring.right(self.start, chunk) + shared.ring.at_stage(stage)
-                groups = shared.words_at(at, self.stored, self.halves, group, highs)
+        own = self.start, self.stored, self.high
+        for group, words, factors in self.shared.groups(rows, number, stage, *own):
             self._take_x(stage, group)
-            shares = [line[group * share : (group + 1) * share] for line in factors]
-            self._multiply(groups.pop(0), shares, cores)
+            self._multiply(words, factors)
 
     def _take_x(self, stage: Any, group: int) -> None:
         """Rows of x, of a group's columns: the words that go with four neighbouring numbers."""
@@ -185,22 +163,18 @@ class _Consumer:
                 for register in range(2):
                     self.widths[half][e][register] = rows.memory[at + register]
 
-    def _multiply(
-        self, words: list[tuple[Any, Any]], factors: list[list[tuple[Any, Any | None]]],
-        cores: Cores,
-    ) -> None:  # fmt: skip
+    def _multiply(self, words: list[tuple[Any, Any]], factors: list[list[Factor]]) -> None:
         """A group: products, times their factors."""
         if len(factors[0]) == 1:
-            self._multiply_part(range(2), words, [line[0] for line in factors], cores)
+            self._multiply_part(range(2), words, [line[0] for line in factors])
             return
         for sixteen in range(2):
             part = [line[sixteen] for line in factors]
-            self._multiply_part(range(sixteen, sixteen + 1), words, part, cores)
+            self._multiply_part(range(sixteen, sixteen + 1), words, part)
 
     def _multiply_part(
-        self, sixteens: range, words: list[tuple[Any, Any]],
-        factors: list[tuple[Any, Any | None]], cores: Cores,
-    ) -> None:  # fmt: skip
+        self, sixteens: range, words: list[tuple[Any, Any]], factors: list[Factor]
+    ) -> None:
         """The sixteens of a group that share factors."""
         every = range(self.shared.tile.eights)
         if factors[0][1] is not None:
@@ -211,7 +185,7 @@ class _Consumer:
         for fragment in self.products:
             fragment.fill(0.0)
         for sixteen in sixteens:
-            pairs = [self._widened(half[sixteen], cores) for half in words]
+            pairs = [self._widened(half[sixteen]) for half in words]
             for half in range(2):  # of eight rows both
                 self.height[half], self.height[half + 2] = pairs[half % len(pairs)]
             for fragment, width in zip(self.products, self.widths[sixteen], strict=True):
@@ -224,16 +198,16 @@ class _Consumer:
                     total = lang.fma(self.of_ones[e][register], low, total)
                 self.kept[e][register] = total
 
-    def _widened(self, word: Any, cores: Cores) -> tuple[Any, Any]:
+    def _widened(self, word: Any) -> tuple[Any, Any]:
         """Four numbers in the dtype of x."""
-        dtype = self.shared.ring.dtype
-        if cores.zero is None:
+        dtype, zero = self.shared.ring.dtype, self.shared.cores.zero
+        if zero is None:
             return lang.ptx.widen_i8(word, dtype)
-        return lang.ptx.widen_u7(word, dtype, cores.zero)
+        return lang.ptx.widen_u7(word, dtype, zero)
 
 
 def _consume(
-    shared: Weights, rows: _Rows, sums: Sums, activation: str, y: Any, extra: dict[str, Any]
+    shared: Weights, rows: Rows, sums: Sums, activation: str, y: Any, extra: dict[str, Any]
 ) -> None:  # fmt: skip
     warp = _Consumer(shared, rows)
     me, turn = lang.local_id() - WARPGROUP, lang.var(0, u32)
@@ -254,19 +228,14 @@ kernel: Kernel = Kernel(_streamed_blocks, workgroup=WARPGROUP + CONSUMERS, name=
 # -- how it is launched ---------------------------------------------------------------------------
 
 
-def _problem(form: Form[LinearAttrs]) -> Problem:
-    return problem_of(form.inputs[0], form.outputs[0], form.inputs[1])
-
-
-def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
+def _tile(product: Product, caps: Caps) -> BlockStream | None:
     """How a group works where few rows of 16 bits meet whole runs; None where they do not."""
-    kind, problem = FORMATS[form.attrs.format], _problem(form)
-    x, planes = form.inputs[0], form.inputs[1 : 1 + len(kind.planes)]
+    kind, problem, x, planes = product.format, product.problem, product.x, product.planes
     whole = aligned(rows_of(x), problem.lda * (problem.m > 1), 0)
     few = 0 < problem.m <= THIN
     if not (whole and few and comes_in_blocks(kind, problem.k, x.dtype, planes, caps)):
         return None
-    rows, eights = outputs_of(problem, form.outputs[0].dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
+    rows, eights = outputs_of(problem, product.y.dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
     tile = BlockStream(rows, 0, eights)
     beside = 8 * sum(words_of(rows, *layout) for layout in parts_of(kind, planes)[0])
     sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
@@ -277,37 +246,14 @@ def _tile(form: Form[LinearAttrs], caps: Caps) -> BlockStream | None:
     return tile if fits else None
 
 
-def _launches(form: Form[LinearAttrs], tile: BlockStream, caps: Caps) -> Lowered:
-    """The launch."""
-    kind, problem, (_, *rest) = FORMATS[form.attrs.format], _problem(form), form.inputs
-    planes, more = rest[: len(kind.planes)], rest[len(kind.planes) :]
-    beside, layout = parts_of(kind, planes)
-    extras = dict(zip(form.attrs.extras, more, strict=True))
-    pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
-    refs = (Ref(i, flat(s)) for i, s in enumerate(form.inputs))
-    names = ("x", *SYMBOLS[: len(kind.planes)], *extras)
-    scalars = (
-        ("m", problem.m), ("n", problem.n), ("k", problem.k), *layout, ("half", 0),
-        ("rows", problem.n), ("ldx", problem.lda), ("ldy", problem.ldy),
-        ("blocks", blocks_of(problem, tile.rows)), ("alpha", form.attrs.alpha), ("ldr", pitch),
-    )  # fmt: skip
-    constants = (
-        ("activation", form.attrs.activation), ("beside", beside),
-        ("depth", problem.k), ("format", kind.name), ("tile", tile),
-    )  # fmt: skip
-    call = Call(
-        kernel, (*refs, Ref(len(form.inputs), form.outputs[0])), scalars, constants,
-        groups_of(problem, tile.rows), workgroup=kernel.workgroup,
-        signature=signature(dict.fromkeys(names, 1), {"y": 1}),
-    )  # fmt: skip
-    return Lowered((call,))
-
-
 def _preferred(form: Form[LinearAttrs], caps: Caps) -> bool:
     """One row has digits; where they do not fit, `linear_blocks` is as fast and joins others."""
-    return caps.fast_tensor_cores and _problem(form).m >= FEWEST
+    return caps.fast_tensor_cores and of_linear(form).problem.m >= FEWEST
 
 
 STREAMED_BLOCKS: Variant[Form[LinearAttrs], BlockStream] = Variant(
-    "streamed_blocks", _tile, _launches, _preferred
+    "streamed_blocks",
+    lambda form, caps: _tile(of_linear(form), caps),
+    lambda form, tile, caps: launched(kernel, of_linear(form), tile),
+    _preferred,
 )
