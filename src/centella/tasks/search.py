@@ -90,6 +90,7 @@ class Index(Hinted):
     """
 
     _hints: ClassVar[dict[str, str]] = OF_INDEX
+    _instead: ClassVar[str] = "ct.Index(vectors) makes one where it is needed"
 
     def __init__(
         self, vectors: Array | Tensor | Sequence[Sequence[float]], *,

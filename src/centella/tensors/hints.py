@@ -7,7 +7,7 @@ Each thing has one name here, so a missing one is answered with it: `ct.tensor` 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from centella.errors import DTypeError
 from centella.lang.ufuncs import REFLECTED, reflected
@@ -263,6 +263,13 @@ class Hinted(metaclass=_HintedType):
     """What answers the names of other libraries, also where they are set: with ours."""
 
     _hints: ClassVar[dict[str, str]] = OF_EMBEDDER
+    _instead: ClassVar[str] = "call ct.load where it is needed"  # of a copy, or of a pickle
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: expected to stay in its process, got a copy or pickle of it; "
+            f"{self._instead}"
+        )
 
     if not TYPE_CHECKING:  # which is to say itself what an object has not
 
