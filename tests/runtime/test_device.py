@@ -71,6 +71,9 @@ def test_a_name_opens_one_device() -> None:
         ("cpu:1", "unknown device 'cpu:1'"),
         ("simulator:x", "unknown device 'simulator:x'"),
         ("", "unknown device ''"),
+        ("cpu:", "unknown device 'cpu:'; expected cpu, .*; write cpu$"),
+        ("webgpu:", "unknown device 'webgpu:'; expected .*; write webgpu$"),
+        ("cuda:", "unknown device 'cuda:'; expected .*; write cuda$"),
         (3, "expected a name or a Device, got 3"),
     ],
 )
