@@ -312,3 +312,11 @@ def test_what_stays_in_its_process(copied: Callable[[Any], Any]) -> None:
         said = rf"^{type(thing).__name__}: expected to stay in its process, got a copy .*; {text}"
         with pytest.raises(TypeError, match=said):
             copied(thing)
+
+
+def test_other_names_of_arguments_of_load() -> None:
+    for name, hint in (("compute_type", "write dtype="), ("n_gpu_layers", "a whole model is on"),
+                       ("revision", "huggingface_hub.snapshot"), ("n_ctx", "memory grows"),
+                       ("providers", "write device="), ("download_root", "HF_HOME")):  # fmt: skip
+        with pytest.raises(ct.DTypeError, match=f"^load: unknown argument {name}=; {hint}"):
+            refuse_names("load", {name: 1})
