@@ -271,6 +271,7 @@ def test_broken_files_are_named(case: str, tmp_path: Path) -> None:
         (io.BytesIO(b"ab"), {"dtype": "int24"}, "a stream: expected samples of .*, got 'int24'"),
         (io.BytesIO(b"ab"), {"dtype": "int16", "channels": 1.5}, "of channels, got 1.5"),
         ("no/such/file", {}, "no/such/file: .*No such file"),
+        ("", {}, "^'': .*No such file"),
         (".", {}, "expected a file, got a folder"),
         ("a\0b", {}, "cannot be read"),
     ],

@@ -76,7 +76,7 @@ def test_scores_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     model.norm.scale = ct.full(model.norm.scale.shape, np.nan, device="cpu")
     monkeypatch.setattr(rank, "load_shown", lambda *_, **__: ranker)
     assert "got nan in the logits of pair 0" in failed("rank", "q", "a", "--model", RANKER, *ON)
-    with pytest.raises(ContractError, match="predict: expected finite numbers, got nan in the log"):
+    with pytest.raises(ContractError, match="rank: expected finite numbers, got nan in the logits"):
         ranker.rank("q", ["a", "b"])
 
 

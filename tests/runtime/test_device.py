@@ -71,6 +71,9 @@ def test_a_name_opens_one_device() -> None:
         ("cpu:1", "unknown device 'cpu:1'"),
         ("simulator:x", "unknown device 'simulator:x'"),
         ("", "unknown device ''"),
+        ("cpu:", "unknown device 'cpu:'; expected cpu, .*; write cpu$"),
+        ("webgpu:", "unknown device 'webgpu:'; expected .*; write webgpu$"),
+        ("cuda:", "unknown device 'cuda:'; expected .*; write cuda$"),
         (3, "expected a name or a Device, got 3"),
     ],
 )
@@ -705,6 +708,42 @@ thread.join(20)
 def test_an_interrupt_of_a_fork_comes_after_it() -> None:
     """Python drops what a hook raises: the interrupt would be lost, and locks stay taken."""
     ends(INTERRUPTED, "parent 1\n", "-W", "ignore::DeprecationWarning")
+
+
+INTERRUPTED_IN_LOGGING = """
+import logging, os, signal, threading, centella as ct
+ct.ones((3,), device="cpu").numpy()
+class Lock:
+    def __init__(self, lock):
+        self.lock = lock
+        self._at_fork_reinit = lock._at_fork_reinit
+    def acquire(self):
+        self.lock.acquire()
+    def release(self):
+        self.lock.release()
+        if parent == os.getpid():
+            os.kill(parent, signal.SIGINT)
+            for _ in range(100):
+                self.lock.__class__
+own, parent = logging._lock, os.getpid()
+logging._lock = Lock(own)
+try:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    logging._lock = own
+    os.waitpid(child, 0)
+    threading.Event().wait(5)
+    print("no interrupt")
+except KeyboardInterrupt:
+    print("interrupt")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_an_interrupt_of_the_hooks_of_logging_comes_after_the_fork() -> None:
+    """Their exceptions are dropped like those of ours, and they run right before or after ours."""
+    ends(INTERRUPTED_IN_LOGGING, "interrupt\n", "-W", "ignore::DeprecationWarning")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -221,13 +221,25 @@ def ranker(tmp_path: Path) -> Classifier:
 def test_what_is_refused(ranker: Any, tmp_path: Path) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: ranker.predict(["one", "two", "three"]), DTypeError, r"pairs\[0\]: expected two"),
-        (lambda: ranker.predict([("a", 3)]), DTypeError, r"texts\[0\]: expected str, got int"),
+        (
+            lambda: ranker.predict([("a", 3)]),
+            DTypeError,
+            r"^predict: pairs\[0\]\[1\]: expected str, got int",
+        ),
         (lambda: ranker.predict(7), DTypeError, "expected str or an iterable of str, got int"),
         (lambda: ranker.predict("no"), DTypeError, r"pairs\[0\]: expected two texts, got \['no'\]"),
         (lambda: ranker.rank(3, ["a"]), DTypeError, "query: expected str, got int"),
         (lambda: ranker.rank("a", "b"), DTypeError, "documents: expected several texts"),
         (lambda: ranker.rank("a", ["b"], top_k=0), ShapeError, "top_k of 1 or more"),
-        (lambda: ranker.rank("a", ["b"], batch_size=0), ShapeError, "batch_size of 1 or more"),
+        (lambda: ranker.rank("a", ["b", None]), DTypeError, r"^rank: documents\[1\]: .* NoneType$"),
+        (lambda: ranker.rank("\ud800", ["b"]), ShapeError, "^rank: query: expected valid Unicode"),
+        (
+            lambda: ranker.classify(["a", 1]),
+            DTypeError,
+            r"^classify: texts\[1\]: expected str, got",
+        ),
+        (lambda: ranker.rank("a", ["b"], activation="x"), ShapeError, "^rank: expected activation"),
+        (lambda: ranker.rank("a", ["b"], batch_size=0), ShapeError, "^rank: .*batch_size of 1 or"),
         (lambda: ranker.predict([("a", "b")], activation="x"), ShapeError, "activation of ident"),
         (lambda: ranker.rank("a", ["b"], show_progress_bar=True), DTypeError, "write progress="),
         (lambda: ranker.classify(["\udc80"]), ShapeError, "expected valid Unicode"),

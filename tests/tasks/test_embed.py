@@ -164,7 +164,7 @@ def test_threads_share_one(tiny: Embedder) -> None:
         ),
         (["ok"], {"prompt": 3}, DTypeError, "encode: expected str for prompt, got int"),
         (["ok"], {"prompt_name": ["a"]}, ShapeError, r"prompt_name: expected one of .*, got \['a'"),
-        (["ok"], {"progress": 3}, DTypeError, "encode: expected True or False for progress"),
+        (["ok"], {"progress": 3}, DTypeError, "True, False or a function for progress"),
         (["ok"], {"chunk": 49}, ShapeError, "encode: expected chunk of 48 tokens at most, got 49"),
         (["ok"], {"chunk": 2}, ShapeError, "expected chunk of 3 tokens or more, which leaves room"),
         (["ok"], {"chunk": 9, "overlap": 7}, ShapeError, "expected overlap below 7 tokens, got 7"),

@@ -392,3 +392,13 @@ def test_a_model_of_another_task_is_refused_with_the_way(
     monkeypatch.setattr(MODULE, "open_checkpoint", None)  # nothing of it is read
     with pytest.raises(WeightsError, match=rf"expected one to {task} with, .*{re.escape(way)}$"):
         load(DATA / folder, device="cpu", task=task)
+
+
+def test_a_repository_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repository: str, **options: Any) -> str:
+        raise OSError("404 Client Error.\n\nRepository not found.\nLog in, if it is private.")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub(download))
+    text = r"huggingface\.co: 404 Client Error\. Repository not found\. Log in, if it is private\.$"
+    with pytest.raises(WeightsError, match=text):
+        load("owner/name", device="cpu")

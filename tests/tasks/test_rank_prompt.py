@@ -107,13 +107,13 @@ def test_what_a_decoder_that_ranks_refuses(tmp_path: Path) -> None:
         model.rank(QUERY, DOCUMENTS, instruction=wrong)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"instruction: expected valid Unicode, got .*'\\ud800'"):
         model.predict((QUERY, "a"), instruction="\ud800")
-    with pytest.raises(DTypeError, match=r"texts\[1\]: expected str, got int"):
+    with pytest.raises(DTypeError, match=r"^rank: documents\[1\]: expected str, got int"):
         model.rank(QUERY, ["a", 7])  # type: ignore[list-item]
     folder = tmp_path / "other"
     shutil.copytree(DATA / "decoders" / "qwen3", folder)
     with pytest.raises(WeightsError, match="expected a token 'yes', which a decoder"):
         ct.load(folder, "cpu", task="classify")
-    assert repr(model) == "Classifier(1 labels, <centella.Device cpu>)"
+    assert repr(model) == "Classifier(1 label, <centella.Device cpu>)"
 
 
 def test_weights_may_be_quantised() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,3 +179,16 @@ def test_sizes_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert index._most() == 32
     monkeypatch.setattr(search, "LARGEST", 1)
     assert index._most() == 1 and len(index) == 5
+
+
+@pytest.mark.parametrize("text", ["a text", ["a text", "another"]])
+def test_texts_are_no_vectors(text: Any) -> None:
+    index = ct.Index(np.eye(3, dtype=np.float32), device="cpu")
+    model = ct.load("tests/data/tiny-bert", device="cpu", task="embed")
+    said = r": expected numbers, .* got (str|list of str); model\.encode\(texts\) gives vectors"
+    with pytest.raises(ct.DTypeError, match=f"^search{said}"):
+        index.search(text)
+    with pytest.raises(ct.DTypeError, match=f"^Index{said}"):
+        ct.Index(text, device="cpu")
+    with pytest.raises(ct.DTypeError, match=f"^similarity{said}"):
+        model.similarity(text, np.eye(3))

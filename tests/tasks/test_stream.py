@@ -185,3 +185,12 @@ def test_a_prompt_is_read_once_for_several_continuations() -> None:
         model.stream("x", n=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=f"^chat: .*{text}"):
         model.chat(MESSAGES, n=2)  # type: ignore[call-arg]
+
+
+def test_what_a_stream_is_shown_as() -> None:
+    stream = host().stream([1, 2, 3], max_new_tokens=2)
+    assert repr(stream) == "<Stream of 3 tokens, under way>"
+    next(stream)
+    assert repr(stream) == "<Stream of 3 tokens, under way>"
+    list(stream)
+    assert repr(stream) == "<Stream of 3 tokens, done>"

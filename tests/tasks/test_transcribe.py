@@ -750,3 +750,10 @@ def test_progress_that_cannot_be_called() -> None:
     wrong: Any = 5
     with pytest.raises(DTypeError, match="transcribe: expected None or a function of two numbers"):
         transcriber("cpu").transcribe(sound(1), progress=wrong)
+
+
+def test_what_a_transcription_is_shown_as() -> None:
+    stream = transcriber("cpu").stream(sound(1.5), language="de", **QUIET)
+    assert repr(stream) == "<Transcription of 1.5 s, under way>"
+    list(stream)
+    assert repr(stream) == "<Transcription of 1.5 s, done>"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -291,3 +294,29 @@ def test_signs_and_ones(device: ct.Device) -> None:
         ones = ct.ones((2, 3), kind, device)
         assert ones.dtype == kind
         np.testing.assert_array_equal(ones.numpy(), np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_stays_in_its_process(copied: Callable[[Any], Any]) -> None:
+    embedder = ct.load("tests/data/tiny-bert", device="cpu", task="embed")
+    model = ct.load("tests/data/decoders/qwen3", device="cpu", task="generate")
+    things: list[tuple[Any, str]] = [
+        (embedder, r"call ct\.load"),
+        (model, r"call ct\.load"),
+        (ct.load("tests/data/encoders/bert-tags", device="cpu"), r"call ct\.load"),
+        (ct.load("tests/data/whisper/tiny", device="cpu"), r"call ct\.load"),
+        (ct.Index(X, device="cpu"), r"ct\.Index\(vectors\) makes one"),
+        (model.stream("a", max_new_tokens=1), r"stream\.result may leave it"),
+    ]
+    for thing, text in things:
+        said = rf"^{type(thing).__name__}: expected to stay in its process, got a copy .*; {text}"
+        with pytest.raises(TypeError, match=said):
+            copied(thing)
+
+
+def test_other_names_of_arguments_of_load() -> None:
+    for name, hint in (("compute_type", "write dtype="), ("n_gpu_layers", "a whole model is on"),
+                       ("revision", "huggingface_hub.snapshot"), ("n_ctx", "memory grows"),
+                       ("providers", "write device="), ("download_root", "HF_HOME")):  # fmt: skip
+        with pytest.raises(ct.DTypeError, match=f"^load: unknown argument {name}=; {hint}"):
+            refuse_names("load", {name: 1})

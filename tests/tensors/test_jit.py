@@ -451,3 +451,10 @@ def test_arrays_stand_for_tensors_in_typed_code(device: ct.Device) -> None:
     np.testing.assert_array_equal(scaled.fetch(x, by=3.0).result(), 3 * x)
     with pytest.raises(ct.DTypeError, match="jit: expected tensors, arrays, numbers"):
         scaled({1, 2}, 2.0)  # type: ignore[call-overload]  # no tensor, number or container
+
+
+def test_what_a_jitted_function_is_shown_as() -> None:
+    step = ct.jit(lambda x: x + 1.0, device="cpu")
+    assert repr(step) == "<Jitted <lambda>, 0 captured>"
+    step(ct.asarray([1.0], device="cpu"))
+    assert repr(step) == "<Jitted <lambda>, 1 captured>"

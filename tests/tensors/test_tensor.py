@@ -763,3 +763,12 @@ def test_a_small_copy_does_not_keep_a_large_array() -> None:
 )
 def test_names_of_types_that_others_use(name: str, meant: str) -> None:
     assert ct.zeros((2,), name, "cpu").dtype.name == meant
+
+
+def test_a_format_of_numbers_says_what_to_write() -> None:
+    x = ct.asarray([1.0, 2.0], device="cpu")
+    assert f"{x}" == str(x)
+    with pytest.raises(
+        TypeError, match=r"^format '\.2f' is of a number, got a Tensor: float\(x\) "
+    ):
+        f"{ct.sum(x):.2f}"

@@ -200,7 +200,9 @@ def _of_path(name: str, raw: tuple[int, int, str] | None, opened: ExitStack) -> 
         file = opened.enter_context(open(name, "rb"))  # noqa: SIM115  # so it is
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise AudioError(f"{name}: expected audio, the file cannot be read: {reason}") from error
+        raise AudioError(
+            f"{name or repr(name)}: expected audio, the file cannot be read: {reason}"
+        ) from error
     return _of_file(name, name, file, raw)
 
 

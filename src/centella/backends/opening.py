@@ -61,11 +61,10 @@ def open_backend(name: str, native: object, options: dict[str, object]) -> Backe
         )
     if native is not None and kind not in GPUS:
         raise DeviceError(f"{kind}: expected no native=, it has no driver; got {native!r}")
-    if kind not in BACKENDS or (which and kind not in GPUS):
+    if kind not in BACKENDS or (which and kind not in GPUS) or name.endswith(":"):
         meant = kind.lower() if kind.lower() in BACKENDS else OTHERS.get(kind.lower())
         raise DeviceError(
-            f"unknown device {name.removesuffix(':')!r}; expected {_spellings()}"
-            f"{f'; write {meant}' if meant else ''}"
+            f"unknown device {name!r}; expected {_spellings()}{f'; write {meant}' if meant else ''}"
         )
     chosen = {"which": which, "native": native} if kind in GPUS else {}
     try:

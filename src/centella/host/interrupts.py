@@ -31,6 +31,15 @@ GRACE = 0.5  # seconds in which a computation that is under way may end
 LONGEST = 10.0  # a section that is still not over then is interrupted all the same
 SIGINT = int(signal.SIGINT)
 WEAK = ("weakref", "_weakrefset")  # modules, whose functions are called as objects go
+# By module: what Python calls before and after a fork, and drops what it raises.
+HOOKS: dict[str, tuple[str, ...]] = {
+    "logging": (
+        "_acquireLock", "_releaseLock", "_prepareFork", "_afterFork",
+        "_after_at_fork_child_reinit_locks",
+    ),
+    "random": ("seed",),
+    "threading": ("_after_fork",),
+}  # fmt: skip
 DEFAULT: Callable[..., Any] = signal.default_int_handler
 getsignal: Callable[[int], Any] = _signal.getsignal  # which makes no enumeration of it: 0.05 us
 
@@ -137,8 +146,9 @@ def _is_shut(frame: FrameType | None, overdue: bool = False) -> bool:
     shut: bool | None = None
     while frame is not None:
         code = frame.f_code
-        dropped = code in _dropping or code.co_name == "__del__"
-        if dropped or frame.f_globals.get("__name__") in WEAK:
+        module = frame.f_globals.get("__name__", "")
+        dropped = code in _dropping or code.co_name == "__del__" or module in WEAK
+        if dropped or code.co_name in HOOKS.get(module, ()):
             return True
         if shut is None:
             shut = _shut.get(code)

@@ -20,7 +20,6 @@ from centella.host.log import logger
 from centella.host.workers import pool
 from centella.runtime.pending import Pending
 from centella.tasks.tokens import FIRST, Tokens
-from centella.tensors.arguments import flag
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -316,7 +315,11 @@ def progress_of(op: str, progress: Any) -> Progress:
     """
     if callable(progress):
         return cast("Callable[[int, int], None]", progress)
-    return flag(op, "progress", progress)
+    if not isinstance(progress, (bool, np.bool_)):
+        raise DTypeError(
+            f"{op}: expected True, False or a function for progress, got {type(progress).__name__}"
+        )
+    return bool(progress)
 
 
 def told(total: int, show: Progress) -> AbstractContextManager[Callable[[int, int], object]]:

@@ -8,8 +8,8 @@ from typing import Any
 from centella.errors import DTypeError, ShapeError
 
 
-def checked_texts(texts: Sequence[str]) -> list[str]:
-    """The texts as a list of str that UTF-8 can hold."""
+def checked_texts(texts: Sequence[str], name: str = "encode: texts[{}]") -> list[str]:
+    """The texts as a list of str that UTF-8 can hold; `name` is that of one, for errors."""
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
         raise DTypeError(f"encode: expected a sequence of str, got {type(texts).__name__}")
     every = list(texts)
@@ -19,7 +19,7 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
         plain = False
     for i, text in enumerate(() if plain else every):
         if type(text) is not str or not text.isascii():
-            check_text(f"encode: texts[{i}]", text)
+            check_text(name.format(i), text)
     return every
 
 

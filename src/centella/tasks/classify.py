@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Classifier", "ClassifierConfig", "TokenClassifier"]
 
+_OF_PAIRS = {  # what errors call the two texts
+    "rank": ("rank: query", "rank: documents[{}]"),
+    "predict": ("predict: pairs[{}][0]", "predict: pairs[{}][1]"),
+}
+
 
 class Classifier(LabelRunner):
     """A model that labels texts or pairs of texts; `ct.load` returns it. Threads may share one.
@@ -44,7 +49,7 @@ class Classifier(LabelRunner):
         self._prompt = prompt
 
     def _word(self) -> Read:
-        return super()._word() if self._prompt is None else self._judged(["warm"], ["warm"], None)
+        return super()._word() if self._prompt is None else self._judged("rank", ["warm"], ["warm"])
 
     def classify(
         self, texts: str | Iterable[str], *, top_k: int | None = None, batch_size: int = 32,
@@ -115,7 +120,9 @@ class Classifier(LabelRunner):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise DTypeError(f"predict: pairs[{i}]: expected two texts, got {pair!r:.80}")
         firsts, seconds = [pair[0] for pair in several], [pair[1] for pair in several]
-        scores = self._scores(firsts, seconds, batch_size, activation, progress, instruction)
+        scores = self._scores(
+            "predict", firsts, seconds, batch_size, activation, progress, instruction
+        )
         if single:
             return float(scores[0]) if scores.ndim == 1 else scores[0]
         return scores
@@ -151,33 +158,36 @@ class Classifier(LabelRunner):
         texts = listed("rank", documents)
         top = len(texts) if top_k is None else whole("rank", "top_k", top_k, 1)
         scores = self._scores(
-            [query] * len(texts), texts, batch_size, activation, progress, instruction
+            "rank", [query] * len(texts), texts, batch_size, activation, progress, instruction
         )
         order = np.argsort(-scores, kind="stable")[:top]
         return [Ranked(int(i), float(scores[i]), texts[i]) for i in order]
 
     def _scores(
-        self, firsts: list[Any], seconds: list[Any], batch_size: int, activation: str | None,
-        progress: Progress, instruction: str | None,
+        self, op: str, firsts: list[Any], seconds: list[Any], batch_size: int,
+        activation: str | None, progress: Progress, instruction: str | None,
     ) -> Array:  # fmt: skip
         wanted = activation or self.config.activation
-        one_of("predict", "activation", wanted, ACTIVATIONS)
-        read = self._judged(firsts, seconds, instruction)
-        rows = self._logits(len(seconds), read, batch_size, progress)
+        one_of(op, "activation", wanted, ACTIVATIONS)
+        read = self._judged(op, firsts, seconds, instruction)
+        rows = self._logits(len(seconds), read, batch_size, progress, op=op)
         logits = np.array(rows, np.float32).reshape(len(rows), len(self.labels))
-        expect_finite("predict", "the logits of pair", logits)
+        expect_finite(op, "the logits of pair", logits)
         scores = activated(logits, wanted)
         return scores[:, 0] if len(self.labels) == 1 else scores
 
-    def _judged(self, firsts: list[Any], seconds: list[Any], instruction: str | None) -> Read:
+    def _judged(
+        self, op: str, firsts: list[Any], seconds: list[Any], instruction: str | None = None
+    ) -> Read:
         """Pairs as the model reads them."""
         most, prompt = self.config.max_length, self._prompt
-        a, b = self._prepared(firsts), self._prepared(seconds)
+        names = _OF_PAIRS[op]
+        a, b = self._prepared(firsts, names[0]), self._prepared(seconds, names[1])
         if prompt is not None:
             return lambda some: Typed(prompt.tokens(a[some], b[some], instruction, most))
         if instruction is not None:
             raise ShapeError(
-                "rank: instruction: expected none: this model reads two texts and no prompt"
+                f"{op}: instruction: expected none: this model reads two texts and no prompt"
             )
         return lambda some: self._pairs.pairs(a[some], b[some], most)
 

@@ -8,7 +8,7 @@ from collections.abc import Generator as Pieces
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.host.event_loop import in_thread
@@ -78,12 +78,6 @@ class Generator(Hinted):
         return (
             f"Generator({c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
             f"{self.model.device!r})"
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "Generator: expected to stay in its process, got a copy or pickle of it; call ct.load "
-            "where it is needed"
         )
 
     def __call__(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -80,7 +80,8 @@ class LabelRunner(Hinted):
 
     def __repr__(self) -> str:
         devices = ", ".join(repr(each.model.device) for each in (self, *self.replicas))
-        return f"{type(self).__name__}({len(self.labels)} labels, {devices})"
+        count = len(self.labels)
+        return f"{type(self).__name__}({count} label{'s' * (count != 1)}, {devices})"
 
     @property
     def replicas(self) -> tuple[Self, ...]:
@@ -137,8 +138,8 @@ class LabelRunner(Hinted):
     def _pairs(self) -> Pairs:
         return Pairs(self.tokenizer)
 
-    def _prepared(self, texts: Sequence[Any]) -> list[str]:
-        checked = checked_texts(texts)
+    def _prepared(self, texts: Sequence[Any], name: str = "classify: texts[{}]") -> list[str]:
+        checked = checked_texts(texts, name)
         return [text.lower() for text in checked] if self.config.lower_case else checked
 
     def _alone(self, texts: Sequence[Any]) -> Read:
@@ -147,15 +148,17 @@ class LabelRunner(Hinted):
         return lambda some: self._pairs.alone(read[some], self.config.max_length)
 
     def _logits(
-        self, count: int, read: Read, batch_size: int, progress: Progress, each: bool = False
+        self, count: int, read: Read, batch_size: int, progress: Progress, each: bool = False,
+        op: str = "classify",
     ) -> list[Array]:  # fmt: skip
         """Of so many texts: of each [labels], or [tokens, labels].
 
         Args:
+            op: who asks, for errors.
             each: whether every device runs them, of which there is one.
         """
-        batch_size = whole("classify", "batch_size", batch_size, 1)
-        progress = progress_of("classify", progress)
+        batch_size = whole(op, "batch_size", batch_size, 1)
+        progress = progress_of(op, progress)
         logits: list[Array] = [np.empty(0, np.float32)] * count
         types: Types = {}
         config, most, pad = self.model.config, self.config.max_length, self.tokenizer.pad_id or 0

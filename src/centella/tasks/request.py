@@ -114,6 +114,7 @@ class Request(Hinted):
     """
 
     _hints: ClassVar[dict[str, str]] = OF_REQUEST
+    _instead: ClassVar[str] = "request.result() may leave it"
 
     def __init__(self, answer: Answer, drive: Drive | None) -> None:
         self._answer = answer

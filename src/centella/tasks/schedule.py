@@ -70,6 +70,7 @@ class Scheduler(Hinted):
     """
 
     _hints: ClassVar[dict[str, str]] = OF_SCHEDULER
+    _instead: ClassVar[str] = "ct.Scheduler(model) makes one where it is needed"
 
     def __init__(
         self, model: Generator, *, max_batch: int = 16, tokens: int | None = None,

@@ -28,6 +28,7 @@ from centella.errors import ContractError, DTypeError, ShapeError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import make_spec
+from centella.tasks.vectors import refuse_texts
 from centella.tensors import functional as fn
 from centella.tensors.arguments import refuse_names, whole
 from centella.tensors.creation import asarray
@@ -90,6 +91,7 @@ class Index(Hinted):
     """
 
     _hints: ClassVar[dict[str, str]] = OF_INDEX
+    _instead: ClassVar[str] = "ct.Index(vectors) makes one where it is needed"
 
     def __init__(
         self, vectors: Array | Tensor | Sequence[Sequence[float]], *,
@@ -98,6 +100,7 @@ class Index(Hinted):
     ) -> None:  # fmt: skip
         refuse_names("Index", other)
         if not isinstance(vectors, (Tensor, np.ndarray)):
+            refuse_texts("Index", vectors)
             vectors = from_host_array("Index", vectors, None)[0]
         if len(vectors.shape) != 2 or not all(vectors.shape):
             raise ShapeError(f"Index: expected vectors [n, dim], got {list(vectors.shape)}")
@@ -218,6 +221,7 @@ class Index(Hinted):
 
     def _rows(self, queries: Any) -> Array:
         """Queries as they are asked for, f32 [queries, dim]."""
+        refuse_texts("search", queries)
         array = host_numbers("search", queries)
         if array.dtype.kind != "f":
             raise DTypeError(f"search: expected queries of floats, got {array.dtype}")

@@ -24,6 +24,7 @@ class Stream(Hinted):
     """
 
     _hints = OF_STREAM
+    _instead = "stream.result may leave it"
 
     def __init__(
         self, pieces: Generator[str], text: Text, prompt_tokens: int, ending: threading.Event
@@ -35,6 +36,10 @@ class Stream(Hinted):
         self._ended = False
         self._running = False
         self._lock = threading.RLock()  # a generator runs in one thread at a time
+
+    def __repr__(self) -> str:
+        state = "done" if self._ended else "under way"
+        return f"<Stream of {self._prompt_tokens} tokens, {state}>"
 
     def __iter__(self) -> Self:
         return self

@@ -89,12 +89,6 @@ class Transcriber(Hinted):
             f"{c.hidden_size}, {self.model.device!r})"
         )
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "Transcriber: expected to stay in its process, got a copy or pickle of it; call "
-            "ct.load where it is needed"
-        )
-
     def __call__(self, mel: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits f32 [batch, tokens, vocab] of mel [batch, mels, frames] and ids [batch, tokens].
 

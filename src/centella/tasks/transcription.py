@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Pieces
 from contextlib import closing
 from functools import partial
+from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
@@ -61,6 +62,10 @@ class Transcription(Iterator[Segment]):
         self._work = _Work(transcriber, recording, options, progress)
         self._recording = recording
         self._segments: Pieces[Segment] = self._work.segments()
+
+    def __repr__(self) -> str:
+        done = getgeneratorstate(self._segments) == GEN_CLOSED
+        return f"<Transcription of {self.duration:.1f} s, {'done' if done else 'under way'}>"
 
     def __iter__(self) -> Iterator[Segment]:
         return self

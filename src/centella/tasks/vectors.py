@@ -109,7 +109,23 @@ def similarity(a: Any, b: Any, kind: str) -> Array:
     return np.array(rows, np.float32).reshape(len(x), len(y))
 
 
+def refuse_texts(op: str, vectors: Any) -> None:
+    """Refuse texts where vectors are expected.
+
+    Raises:
+        DTypeError: says what makes vectors of texts.
+    """
+    several = isinstance(vectors, (list, tuple)) and bool(vectors)
+    if isinstance(vectors[0] if several else vectors, str):
+        raise DTypeError(
+            f"{op}: expected numbers, an array or a nested list of them, got "
+            f"{type(vectors).__name__}{' of str' if several else ''}; model.encode(texts) gives "
+            f"vectors of texts"
+        )
+
+
 def _floats(vectors: Any) -> Array:
+    refuse_texts("similarity", vectors)
     numbers = host_numbers("similarity", vectors)
     if numbers.dtype.itemsize == 1:
         raise DTypeError(

@@ -7,7 +7,7 @@ Each thing has one name here, so a missing one is answered with it: `ct.tensor` 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from centella.errors import DTypeError
 from centella.lang.ufuncs import REFLECTED, reflected
@@ -59,6 +59,8 @@ OF_MODULE: dict[str, str] = {
     "std": "ct.sqrt(ct.var(x, axis))",
     "any": "ct.sum(x) > 0 of bools", "all": "ct.sum(~x) == 0 of bools",
     "unique": "NumPy's, of x.numpy()", "scatter_add": 'ct.scatter(..., reduce="add")',
+    "synchronize": "ct.device(name).synchronize()", "grad": _GRAPH, "f64": _WHOLE, "i64": _WHOLE,
+    "set_default_device": "CENTELLA_DEVICE names the device that ct.device() gives",
     "manual_seed": "nothing here is random", "save": "np.savez of x.numpy()",
     "Batcher": "ct.serving.Batcher",
     "SentenceTransformer": 'ct.load(name, task="embed")',
@@ -88,6 +90,8 @@ OF_TENSOR: dict[str, str] = {
     "float": 'x.astype("f32")', "half": 'x.astype("f16")', "int": 'x.astype("i32")',
     "bool": 'x.astype("bool")', "type": "x.astype(dtype)", "to_numpy": "x.numpy()",
     "dim": "x.ndim", "numel": "x.size", "itemsize": "x.dtype.itemsize", "strides": "x.spec.strides",
+    "stride": "x.spec.strides", "long": _WHOLE, "double": _WHOLE, "is_cuda": "x.device",
+    "masked_fill": "ct.where(mask, value, x)", "data": "x.numpy() copies it, x.native has it",
     "clone": "x.copy()", "detach": _GRAPH, "backward": _GRAPH, "grad": _GRAPH,
     "requires_grad": _GRAPH, "assign": "a Tensor does not change: ct.State(x) does",
 }  # fmt: skip
@@ -124,6 +128,7 @@ OF_MODEL: dict[str, str] = {
     **dict.fromkeys(("eval", "train", "fit"), _GRAPH),
     **dict.fromkeys(("save", "save_pretrained", "push_to_hub"), _READ_ONLY),
     **dict.fromkeys(("from_pretrained", "from_folder", "load"), "ct.load(path)"),
+    **dict.fromkeys(("close", "unload", "free"), "its memory is free when nothing refers to it"),
 }  # fmt: skip
 # Of sentence-transformers' SentenceTransformer and CrossEncoder.
 OF_EMBEDDER: dict[str, str] = {
@@ -263,6 +268,13 @@ class Hinted(metaclass=_HintedType):
     """What answers the names of other libraries, also where they are set: with ours."""
 
     _hints: ClassVar[dict[str, str]] = OF_EMBEDDER
+    _instead: ClassVar[str] = "call ct.load where it is needed"  # of a copy, or of a pickle
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: expected to stay in its process, got a copy or pickle of it; "
+            f"{self._instead}"
+        )
 
     if not TYPE_CHECKING:  # which is to say itself what an object has not
 

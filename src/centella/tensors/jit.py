@@ -228,6 +228,9 @@ class Jitted(Generic[P, R]):
         self._name: str = getattr(fn, "__name__", type(fn).__name__)
         update_wrapper(self, fn)
 
+    def __repr__(self) -> str:
+        return f"<Jitted {self._name}, {len(self._captured)} captured>"
+
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 

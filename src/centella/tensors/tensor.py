@@ -325,6 +325,13 @@ class Tensor(Viewed, Struct, eq=False, weakref=True):
         __getattr__ = tensor_getattr
         __setitem__ = no_item_assignment
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise TypeError(
+                f"format {spec!r} is of a number, got a Tensor: float(x) reads one, x.numpy() all"
+            )
+        return str(self)
+
     def __copy__(self) -> Tensor:
         return Tensor(self._value, self.spec, self._offset)
 

@@ -130,7 +130,7 @@ def _download(repository: str) -> Path:
     except Exception as error:  # of requests, of the hub, of the disk: many unrelated classes
         raise WeightsError(
             f"{repository}: no such folder, and as a repository (owner/name) of huggingface.co: "
-            f"{error}"
+            f"{' '.join(str(error).split())}"  # of several lines, of which the last says what to do
         ) from error
 
 
