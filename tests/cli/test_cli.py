@@ -254,6 +254,12 @@ def test_kernels_prints_source(target: str, expected: str) -> None:
     assert expected in result.stdout
 
 
+def test_a_ptx_target_that_there_is_not() -> None:
+    result = call("kernels", "softmax", "--target", "ptx", "--arch", "sm_1")
+    assert result.exit_code == 1
+    assert re.fullmatch(r".*--arch: expected one of sm_\d+,.*, got 'sm_1'\n", result.stderr)
+
+
 @pytest.mark.parametrize("target", ["wgsl", "ptx", "ir"])
 def test_every_sample_has_source(target: str) -> None:
     for name, (what, sample) in kernels.samples().items():

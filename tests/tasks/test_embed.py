@@ -147,6 +147,7 @@ def test_threads_share_one(tiny: Embedder) -> None:
         (["ok", 7], {}, DTypeError, r"texts\[1\]: expected str, got int"),
         ([b"bytes"], {}, DTypeError, r"texts\[0\]: expected str, got bytes"),
         (b"bytes", {}, DTypeError, "expected str or an iterable of str, got bytes"),
+        ({"a", "b"}, {}, DTypeError, "expected str or an iterable of str, got set"),
         (None, {}, DTypeError, "expected str or an iterable of str, got NoneType"),
         ({"a": 1}, {}, DTypeError, "expected str or an iterable of str, got dict"),
         (["bad \ud800"], {}, ValueError, "lone surrogate"),

@@ -110,8 +110,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella check --model models/whisper --audio talk.wav"),
     ),
     "bench": (
-        bench.run, "Measure what two other systems claim.",
-        "Check, count and time on this device what two other systems claim.",
+        bench.run, "Measure this device beside figures that trueno states.",
+        "Check, count and time on this device what the Rust crates trueno and trueno-gpu state.",
         ("centella bench floor", "centella bench floor --device webgpu --json",
          "centella bench floor --device cpu --small"),
     ),

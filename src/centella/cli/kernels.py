@@ -18,6 +18,7 @@ from centella.cli.options import Json
 from centella.cli.output import draw, out, out_json
 from centella.cli.parts import Column, Table
 from centella.dtypes import DType, bool_, dtype_of, f16, f32, i8, i32, u8
+from centella.emit.ptx.tables import TARGETS
 from centella.errors import CentellaError
 from centella.op.op import get
 from centella.ops.elementwise import TABLE, Expression
@@ -207,9 +208,11 @@ def run(
     """List the kernels, or print the source of one.
 
     Raises:
-        CentellaError: for an unknown name.
+        CentellaError: for an unknown name or PTX target.
     """
     known = samples()
+    if arch not in TARGETS:
+        raise CentellaError(f"kernels: --arch: expected one of {', '.join(TARGETS)}, got {arch!r}")
     if name is None:
         _list(known, as_json)
         return

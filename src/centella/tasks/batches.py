@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from functools import lru_cache, partial
@@ -298,11 +298,11 @@ def listed(op: str, texts: Any) -> list[Any]:
     """Texts, one or several, as a list; what each of them is, is not looked at.
 
     Raises:
-        DTypeError: bytes, a mapping, or what is not iterable.
+        DTypeError: bytes, a mapping, a set, which has no order, or what is not iterable.
     """
     if isinstance(texts, str):
         return [texts]
-    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+    if isinstance(texts, bytes | Mapping | Set) or not isinstance(texts, Iterable):
         raise DTypeError(f"{op}: expected str or an iterable of str, got {type(texts).__name__}")
     return list(texts)
 

@@ -45,8 +45,10 @@ def matmul_rule(specs: tuple[Spec, ...], attrs: MatmulAttrs) -> tuple[Out, ...]:
     a, b = specs
     _float("matmul", specs)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
+        vectors = "; ct.dot takes vectors" if len(a.shape) == len(b.shape) == 1 else ""
         raise ShapeError(
-            f"matmul: expected [..., m, k] and [..., k, n], got {list(a.shape)} and {list(b.shape)}"
+            f"matmul: expected [..., m, k] and [..., k, n], got {list(a.shape)} and "
+            f"{list(b.shape)}{vectors}"
         )
     if a.dtype is not b.dtype:
         raise DTypeError(f"matmul: expected one dtype, got {a.dtype.name} and {b.dtype.name}")
