@@ -11,7 +11,7 @@ import numpy as np
 from measure import Call, Row, alternate, summary
 
 import centella as ct
-from centella.tasks.embed import Forward
+from centella.tasks.embed.embedder import Forward
 
 SHAPES = ((32, 128), (1, 16))
 

@@ -30,7 +30,7 @@ from centella.models.bert import BertModel
 from centella.models.bert_config import BertConfig
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.operands import NUMPY
-from centella.tasks.session import Session
+from centella.tasks.generate.session import Session
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
 from centella.tensors.functional import products
 

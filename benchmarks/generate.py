@@ -29,9 +29,9 @@ from centella.dtypes import DType, i8
 from centella.models.llama import LlamaModel
 from centella.models.llama_config import LlamaConfig
 from centella.nn import Linear
-from centella.tasks.generate import Generator
-from centella.tasks.sampling import GeneratorConfig, Sampling
-from centella.tasks.session import Session
+from centella.tasks.generate.generator import Generator
+from centella.tasks.generate.sampling import GeneratorConfig, Sampling
+from centella.tasks.generate.session import Session
 
 SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {  # hidden, layers, heads, kv, inner, tied
     "mini": (256, 2, 4, 2, 512, True),

@@ -25,8 +25,8 @@ from passages import BATCH, paragraphs
 
 import centella as ct
 from centella.cli.reading import lines_of
-from centella.tasks.batches import TOGETHER, batches_of, run_batches
-from centella.tasks.forward import Forward
+from centella.tasks.embed.forward import Forward
+from centella.tasks.text.batches import TOGETHER, batches_of, run_batches
 from centella.weights.vectors import write_vectors
 
 COUNT, WORDS, PEER = 1_000_000, 40, 20

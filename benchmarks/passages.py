@@ -23,8 +23,8 @@ from measure import Call, Row, alternate, summary, torch_or_none
 from texts import WORDS
 
 import centella as ct
-from centella.tasks.batches import Batch, batches_of
-from centella.tasks.embed import Forward
+from centella.tasks.embed.embedder import Forward
+from centella.tasks.text.batches import Batch, batches_of
 
 ROOT = Path(__file__).parents[1]
 BATCH = 512

@@ -96,7 +96,7 @@ from whole_rows import whole_rows
 import centella as ct
 from centella.check.bench import floor as measure_floor
 from centella.runtime.device import every_device
-from centella.tasks.embed import Forward
+from centella.tasks.embed.embedder import Forward
 
 MINILM, SMALL = ((512, 128), (32, 128), (1, 16)), ((2, 8),)  # texts and tokens
 

@@ -19,7 +19,7 @@ from checkpoints import peer_encode, words, written
 from measure import Row, alternate, quantiles, summary, torch_or_none
 
 import centella as ct
-from centella.tasks.forward import Forward
+from centella.tasks.embed.forward import Forward
 
 SHAPES = {"bge-m3": (32, 512), "modernbert": (64, 512), "reranker": (100, 256)}
 SMALL = {"bge-m3": (2, 16), "modernbert": (2, 16), "reranker": (3, 24)}

@@ -18,10 +18,10 @@ from random_weights import ROWS, Weights
 
 import centella as ct
 from centella.models.llama import LlamaModel
-from centella.tasks import speculation as speculate
-from centella.tasks.pieces import Tally
-from centella.tasks.sampling import Sampling
-from centella.tasks.session import Session
+from centella.tasks.generate import speculation as speculate
+from centella.tasks.generate.pieces import Tally
+from centella.tasks.generate.sampling import Sampling
+from centella.tasks.generate.session import Session
 
 PROMPT, ROUNDS = list(range(5, 69)), 4  # the first round warms up
 

@@ -22,9 +22,9 @@ from random_weights import activations_of, fill, kind_of
 import centella as ct
 from centella.audio.log_mel import log_mel
 from centella.models.whisper import WhisperConfig, WhisperModel
-from centella.tasks.rules import Vocabulary
-from centella.tasks.speech_beams import Beams
-from centella.tasks.speech_session import SpeechSession
+from centella.tasks.transcribe.beams import Beams
+from centella.tasks.transcribe.rules import Vocabulary
+from centella.tasks.transcribe.session import SpeechSession
 
 SIZES = {  # mels, width, heads, inner, encoder layers, decoder layers, vocabulary, positions
     "mini": (80, 64, 2, 128, 2, 2, 600, 100),

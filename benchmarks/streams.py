@@ -22,8 +22,8 @@ from measure import READ, Row, alternate, error_of, fresh, summary
 
 import centella as ct
 from centella.ops.matmul import streamed
-from centella.tasks.sampling import Sampling
-from centella.tasks.session import Session
+from centella.tasks.generate.sampling import Sampling
+from centella.tasks.generate.session import Session
 from centella.tensors.functional import linear, normed_linear
 
 LAUNCHES, TOKENS, WORST = 36, 48, 0.01

@@ -27,8 +27,8 @@ from measure import READ, Row, cost, timed
 from msgspec import Struct
 
 import centella as ct
-from centella.tasks.sampling import Sampling
-from centella.tasks.session import Session
+from centella.tasks.generate.sampling import Sampling
+from centella.tasks.generate.session import Session
 
 ROUNDS, TOKENS = 5, 32
 MOVED = re.compile(r" reads ([\d,]+), writes ([\d,]+) bytes$")

@@ -27,9 +27,9 @@ from speech import SIZES, TOKENS, attempted, model_of, peer_of, vocabulary_of, w
 
 import centella as ct
 from centella.audio.log_mel import log_mel
-from centella.tasks.speech_options import SpeechConfig
-from centella.tasks.text import Tokenizer
-from centella.tasks.transcribe import Transcriber
+from centella.tasks.text.tokenizer import Tokenizer
+from centella.tasks.transcribe.options import SpeechConfig
+from centella.tasks.transcribe.transcriber import Transcriber
 
 SECONDS, BATCH, ROUNDS, MEL_BAR = 600, 16, 3, 10.0
 BARS = {"large-v3": 800.0, "cpu tiny": 10.0}  # times real time

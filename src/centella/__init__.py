@@ -63,18 +63,18 @@ if TYPE_CHECKING:  # which is to say itself what there is not
     from centella.audio.log_mel import log_mel
     from centella.nn.kv_cache import KVCache
     from centella.nn.matmul_cache import MatmulCache
-    from centella.tasks.classify import Classifier, TokenClassifier
-    from centella.tasks.embed import Embedder
-    from centella.tasks.generate import Generation, Generator
-    from centella.tasks.labels import Label, Ranked, Span
+    from centella.tasks.classify.classifier import Classifier, TokenClassifier
+    from centella.tasks.classify.labels import Label, Ranked, Span
+    from centella.tasks.embed.embedder import Embedder
+    from centella.tasks.generate.generator import Generation, Generator
+    from centella.tasks.generate.logprobs import TokenLogprobs
+    from centella.tasks.generate.sampling import Sampling
+    from centella.tasks.generate.stream import Stream
     from centella.tasks.load import load
-    from centella.tasks.logprobs import TokenLogprobs
-    from centella.tasks.request import Request
-    from centella.tasks.sampling import Sampling
-    from centella.tasks.schedule import Scheduler
+    from centella.tasks.schedule.request import Request
+    from centella.tasks.schedule.scheduler import Scheduler
     from centella.tasks.search import Index, Matches
-    from centella.tasks.stream import Stream
-    from centella.tasks.transcribe import Transcriber
+    from centella.tasks.transcribe.transcriber import Transcriber
 else:
     from centella.lookup import module_dir as __dir__  # noqa: F401  # Python calls both
     from centella.lookup import module_getattr as __getattr__  # noqa: F401

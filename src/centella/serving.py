@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
-from centella.tasks.embed import Embedder
+from centella.tasks.embed.embedder import Embedder
 
 __all__ = ["Batcher"]
 

@@ -17,7 +17,7 @@ from centella.check import check_device, check_model, rates
 from centella.check.cases import table
 from centella.check.cases.case import FLOATS
 from centella.runtime.device import Device
-from centella.tasks.embed import Embedder
+from centella.tasks.embed.embedder import Embedder
 from centella.tasks.load import load
 from tests.support.fake_gpu import FakeGpu
 from tests.support.model_common import DATA

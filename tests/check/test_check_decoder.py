@@ -17,7 +17,7 @@ import centella as ct
 from centella.check import Tokens, check_model
 from centella.check.decoder import Decoded, tokens_of
 from centella.cli.app import build
-from centella.tasks.generate import Generator
+from centella.tasks.generate.generator import Generator
 from centella.tasks.load import load
 from tests.support.gguf_files import random_tensors, write, write_bert
 from tests.support.model_common import DATA

@@ -15,7 +15,7 @@ import centella as ct
 from centella.check import check_model
 from centella.errors import AudioError
 from centella.tasks.load import load
-from centella.tasks.transcribe import Transcriber
+from centella.tasks.transcribe.transcriber import Transcriber
 from tests.support.devices import open_device
 from tests.support.model_common import DATA
 

@@ -21,7 +21,7 @@ from centella.cli import chat
 from centella.cli.limit import step_bytes, token_bytes
 from centella.cli.output import piece
 from centella.errors import DeviceLostError
-from centella.tasks.generate import Generation, Generator
+from centella.tasks.generate.generator import Generation, Generator
 from centella.tasks.load import load
 
 pytest.importorskip("typer")

@@ -54,6 +54,17 @@ BELOW: dict[str, set[str]] = {
     "__pyinstaller": {"backends", "lookup"},
 }
 
+# The same of the rooms in `tasks/`; its own files stand above them.
+TASKS: dict[str, set[str]] = {
+    "chat": set(),
+    "text": {"chat"},
+    "embed": {"text"},
+    "classify": {"embed"},
+    "generate": {"text"},
+    "schedule": {"generate"},
+    "transcribe": {"generate"},
+}
+
 ANY = "*"
 
 # Late imports: (who, what) and why it waits.
@@ -96,10 +107,15 @@ CIRCLES: dict[tuple[str, str], str] = {
 # Files that name one another in type hints, beside imports that run, and why.
 TYPED: dict[frozenset[str], str] = {
     frozenset({"nn.module", "nn.checkpoint", "nn.planes"}): "what loads a Module names it",
-    frozenset({"tasks.embed", "tasks.forward", "tasks.embeddings", "tasks.replicas"}): (
-        "an Embedder gives its work to these, which ask it for the model and its config"
-    ),
-    frozenset({"tasks.transcribe", "tasks.transcription"}): (
+    frozenset(
+        {
+            "tasks.embed.embedder",
+            "tasks.embed.forward",
+            "tasks.embed.embeddings",
+            "tasks.embed.replicas",
+        }
+    ): ("an Embedder gives its work to these, which ask it for the model and its config"),
+    frozenset({"tasks.transcribe.transcriber", "tasks.transcribe.transcription"}): (
         "a Transcriber begins a Transcription, which takes its sessions"
     ),
 }
@@ -113,7 +129,7 @@ EAGER: dict[str, set[str]] = {
     "cli": {"typer", "rich"},
     "__pyinstaller": {"PyInstaller"},  # which loads it, and nobody else
     "ledger": {"pytest"},  # the fixture's module, which pytest alone loads
-    "tasks.sandbox": {"jinja2"},  # which loads with the first template
+    "tasks.chat.sandbox": {"jinja2"},  # which loads with the first template
 }
 
 
@@ -208,11 +224,11 @@ def read_imports(source: str, path: Path) -> list[Import]:
     return found
 
 
-def reach(room: str) -> set[str]:
+def reach(room: str, below: dict[str, set[str]]) -> set[str]:
     """Every room that a room may import: itself and all below it."""
     seen, todo = {room}, [room]
     while todo:
-        new = BELOW[todo.pop()] - seen
+        new = below[todo.pop()] - seen
         seen |= new
         todo.extend(new)
     return seen
@@ -239,6 +255,7 @@ def foreign() -> list[Import]:
 
 def test_the_arrows_have_no_circle() -> None:
     graphlib.TopologicalSorter(BELOW).prepare()
+    graphlib.TopologicalSorter(TASKS).prepare()
 
 
 @pytest.mark.parametrize("room", sorted({p.relative_to(SRC).parts[0] for p in FILES}))
@@ -250,7 +267,26 @@ def test_imports_follow_the_arrows() -> None:
     wrong = [
         str(i)
         for i in inside()
-        if i.when != "late" and i.room in BELOW and i.inside not in reach(i.room)
+        if i.when != "late" and i.room in BELOW and i.inside not in reach(i.room, BELOW)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def in_tasks(module: str) -> str:
+    """The room in `tasks/` that a module is in; "" where it is in none."""
+    first, *more = module.removeprefix("centella.").split(".")
+    return more[0] if first == "tasks" and more and more[0] in TASKS else ""
+
+
+def test_imports_within_tasks_follow_the_arrows() -> None:
+    assert {p.parent.name for p in (SRC / "tasks").glob("*/__init__.py")} == TASKS.keys()
+    wrong = [
+        str(i)
+        for i in inside()
+        if i.when != "late"
+        and i.inside == "tasks"
+        and in_tasks(i.file)
+        and in_tasks(i.target) not in reach(in_tasks(i.file), TASKS)
     ]
     assert not wrong, "\n".join(wrong)
 

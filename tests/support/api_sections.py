@@ -108,11 +108,12 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
         "[Encoders](encoders.md) and [decoders](generate.md) are listed there. "
         "[A service](service.md) embeds the texts of many requests together; [search](search.md) "
         "finds the vectors nearest to one; [transcribe](transcribe.md) has sound to text.",
-        "load Embedder centella.tasks.embeddings:Embeddings centella.tasks.embeddings:Cut "
-        "centella.tasks.chunks:Chunk Generator Generation Stream Scheduler Request TokenLogprobs "
-        "Sampling "
-        "Transcriber centella.tasks.transcribe:Transcript "
-        "centella.tasks.transcription:Transcription centella.tasks.speech_options:Options "
+        "load Embedder centella.tasks.embed.embeddings:Embeddings "
+        "centella.tasks.embed.embeddings:Cut centella.tasks.text.chunks:Chunk "
+        "Generator Generation Stream Scheduler Request TokenLogprobs Sampling "
+        "Transcriber centella.tasks.transcribe.transcriber:Transcript "
+        "centella.tasks.transcribe.transcription:Transcription "
+        "centella.tasks.transcribe.options:Options "
         "serving serving.Batcher Index Matches Classifier TokenClassifier Label Ranked Span",
     ),
     (

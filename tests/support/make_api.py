@@ -53,9 +53,10 @@ def signature(name: str, function: Any, *, bound: bool = False, width: int = 0) 
     def note(value: Any) -> Any:
         if value is inspect.Signature.empty:
             return value
-        return Text(
-            value.__name__ if inspect.isclass(value) else str(value)
-        )  # a Struct's are objects
+        said = value.__name__ if inspect.isclass(value) else str(value)  # a Struct's are objects
+        said = said.replace("numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]", "Array")
+        said = said.replace("numpy.ndarray[typing.Any, typing.Any]", "Array")
+        return Text(re.sub(r"\b(?!ct\.)(?:[a-z_]\w*\.)+(?=[A-Z])", "", said))
 
     def default(value: Any) -> Any:
         said = f'"{value}"' if isinstance(value, str) else repr(value).replace("centella", "ct")
@@ -136,7 +137,8 @@ def entry_of(name: str) -> Iterator[str]:
     yield from ("", f"### {shown(name)}", "")
     arguments: list[str] = []
     if (is_class or inspect.isroutine(what)) and shown(name) not in GIVEN.split():
-        yield from ("```py", signature(f"ct.{name}", what, width=WIDTH), "```", "")
+        call = shown(name) if ":" in name else f"ct.{name}"
+        yield from ("```py", signature(call, what, width=WIDTH), "```", "")
         arguments = list(listed(doc, "Args", set(inspect.signature(what).parameters)))
     yield "\n\n".join(doc.prose)
     yield from ("", *(f"- {entry}" for entry in arguments))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.tasks import batches
+from centella.tasks.text import batches
 from centella.weights.folder import MINILM_PACKAGE
 
 DATA = Path(__file__).parents[1] / "data"

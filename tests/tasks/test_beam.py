@@ -9,10 +9,10 @@ import pytest
 
 import centella as ct
 from centella.ops.beam import OUT
-from centella.tasks.beam import BeamStates, Hypothesis, Search, best_of
-from centella.tasks.beam_settings import BeamSettings
-from centella.tasks.logprobs import TokenLogprobs
-from centella.tasks.pieces import Stops, Text
+from centella.tasks.generate.beam import BeamStates, Hypothesis, Search, best_of
+from centella.tasks.generate.beam_settings import BeamSettings
+from centella.tasks.generate.logprobs import TokenLogprobs
+from centella.tasks.generate.pieces import Stops, Text
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-hardware", "cuda")
 VOCAB, END = 10, 9

@@ -13,11 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.tasks import beam_session
-from centella.tasks.beam_settings import BeamSettings
-from centella.tasks.generate import Generator
+from centella.tasks.generate import beam_session
+from centella.tasks.generate.beam_settings import BeamSettings
+from centella.tasks.generate.generator import Generator
+from centella.tasks.generate.pooled_past import PooledPast
 from centella.tasks.load import load
-from centella.tasks.pooled_past import PooledPast
 from tests.support.model_common import DATA
 from tests.tasks.test_generate import EVERY, FOLDER, TEXT, generator, host
 from tests.tasks.test_logprobs import log_softmax

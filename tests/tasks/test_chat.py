@@ -10,7 +10,7 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.chat import ChatTemplate
+from centella.tasks.chat.messages import ChatTemplate
 from tests.tasks.test_generate import MESSAGES, folder_with, host
 
 

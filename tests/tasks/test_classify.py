@@ -13,10 +13,10 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.classify import Classifier, TokenClassifier
-from centella.tasks.labels import activated
+from centella.tasks.classify.classifier import Classifier, TokenClassifier
+from centella.tasks.classify.labels import activated
 from centella.tasks.load import load
-from centella.tasks.text import Tokenizer
+from centella.tasks.text.tokenizer import Tokenizer
 from tests.support.model_common import DATA, pack, shapes_of
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -12,7 +12,7 @@ import pytest
 
 import centella as ct
 from centella.check import check_model
-from centella.tasks.embed import Embedder
+from centella.tasks.embed.embedder import Embedder
 from tests.support.model_common import DATA, pack
 
 pytest.importorskip("tokenizers")

@@ -20,12 +20,13 @@ from msgspec.structs import replace
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.nn.tree import Tree
-from centella.tasks import batches, embed
-from centella.tasks.batches import Batch, capacity, columns_of
-from centella.tasks.embed import Embedder, EmbedderConfig
-from centella.tasks.embeddings import Cut
+from centella.tasks.embed import embedder as embed
+from centella.tasks.embed.embedder import Embedder, EmbedderConfig
+from centella.tasks.embed.embeddings import Cut
 from centella.tasks.load import load
-from centella.tasks.tokens import Tokens
+from centella.tasks.text import batches
+from centella.tasks.text.batches import Batch, capacity, columns_of
+from centella.tasks.text.tokens import Tokens
 from tests.support.model_common import DATA, TINY, activations_of, minilm, texts_of
 
 pytest.importorskip("tokenizers")
@@ -401,7 +402,7 @@ def test_what_lies_end_to_end() -> None:
 
 
 def test_captures_are_few(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from centella.tasks import forward
+    from centella.tasks.embed import forward
 
     monkeypatch.setattr(forward, "CAPTURES", 2)
     embedder = load(DATA / "tiny-bert", device=device)

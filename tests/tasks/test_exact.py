@@ -16,9 +16,9 @@ import pytest
 
 import centella as ct
 from centella.specs import Caps
-from centella.tasks import batches
 from centella.tasks.load import load
-from centella.tasks.tokens import Tokens
+from centella.tasks.text import batches
+from centella.tasks.text.tokens import Tokens
 from tests.support.model_common import DATA
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks import session
-from centella.tasks.chat import ChatTemplate
-from centella.tasks.generate import Generator
+from centella.tasks.chat.messages import ChatTemplate
+from centella.tasks.generate import session
+from centella.tasks.generate.generator import Generator
+from centella.tasks.generate.sampling import Sampling
+from centella.tasks.generate.session import Session, next_part
 from centella.tasks.load import load
-from centella.tasks.sampling import Sampling
-from centella.tasks.session import Session, next_part
 from tests.support.model_common import DATA
 
 FOLDER = DATA / "decoders"

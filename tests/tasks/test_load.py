@@ -23,7 +23,7 @@ import centella as ct
 from centella.errors import DTypeError, MissingExtraError, WeightsError
 from centella.tasks.families import FAMILIES
 from centella.tasks.load import load
-from centella.tasks.text import Tokenizer
+from centella.tasks.text.tokenizer import Tokenizer
 from centella.weights.folder import MINILM_PACKAGE
 from tests.support.model_common import DATA, copy_of, minilm
 

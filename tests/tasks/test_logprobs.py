@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError
-from centella.tasks.logprobs import Scores
+from centella.tasks.generate.logprobs import Scores
 from tests.tasks.test_generate import EVERY, FOLDER, TEXT, generator, host
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import centella as ct
-from centella.tasks import pairs as pairs_module
-from centella.tasks.pairs import Pairs, Typed
-from centella.tasks.text import Tokenizer
+from centella.tasks.classify import pairs as pairs_module
+from centella.tasks.classify.pairs import Pairs, Typed
+from centella.tasks.text.tokenizer import Tokenizer
 from tests.support.model_common import DATA
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -11,10 +11,10 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.embed import Embedder, EmbedderConfig
+from centella.tasks.embed.embedder import Embedder, EmbedderConfig
+from centella.tasks.embed.pooling import POOLINGS
+from centella.tasks.embed.vectors import packed
 from centella.tasks.load import load
-from centella.tasks.pooling import POOLINGS
-from centella.tasks.vectors import packed
 from tests.support.model_common import DATA, copy_of
 from tests.tasks.test_classify import with_tokenizer
 

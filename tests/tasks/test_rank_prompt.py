@@ -11,8 +11,8 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.classify import Classifier
-from centella.tasks.rank_prompt import BEGIN, END
+from centella.tasks.classify.classifier import Classifier
+from centella.tasks.classify.rank_prompt import BEGIN, END
 from tests.support.model_common import DATA, pack, shapes_of
 
 pytest.importorskip("tokenizers")

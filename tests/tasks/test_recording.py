@@ -12,8 +12,8 @@ import pytest
 import centella as ct
 from centella.audio import AudioStream, Segment, SpeechDetector
 from centella.audio.source import Source
-from centella.tasks.recording import Recording, Window, joined
-from centella.tasks.windows import Attempt
+from centella.tasks.transcribe.recording import Recording, Window, joined
+from centella.tasks.transcribe.windows import Attempt
 from tests.audio.sounds import babble
 from tests.support.whisper_common import FOLDER, Array
 
@@ -90,7 +90,7 @@ def test_a_rest_of_a_live_region_is_no_window(monkeypatch: pytest.MonkeyPatch) -
         end = first + (40 if len(calls) < 2 else 60)  # 0.8 s, and 1.2 s further on
         return [Attempt((first, 40, end, end, 41), "(", -0.1, 1.0, 0.0, 0.0)]
 
-    monkeypatch.setattr("centella.tasks.transcription._Work._attempts", attempts)
+    monkeypatch.setattr("centella.tasks.transcribe.transcription._Work._attempts", attempts)
     sound = iter(np.split(np.random.default_rng(0).standard_normal(RATE * 6) * 0.1, 60))
     told: list[Segment] = list(model.stream(sound, regions=[(1.0, 3.2)], language="de"))
     assert len(calls) == 2

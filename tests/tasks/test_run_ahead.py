@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from centella.tasks.run_ahead import run_ahead
+from centella.tasks.generate.run_ahead import run_ahead
 
 
 class Step:

@@ -16,8 +16,8 @@ import pytest
 
 import centella as ct
 from centella.errors import ContractError, DTypeError, ShapeError
+from centella.tasks.generate.speculation import GUESSES, Lookup
 from centella.tasks.load import load
-from centella.tasks.speculation import GUESSES, Lookup
 from tests.support.devices import own
 from tests.support.model_common import DATA
 

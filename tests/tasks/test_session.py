@@ -12,8 +12,8 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError
+from centella.tasks.generate.pieces import Stops, Text
 from centella.tasks.load import load
-from centella.tasks.pieces import Stops, Text
 from tests.tasks.test_generate import FOLDER, TEXT, host
 
 NONE = Stops(frozenset(), (), 10**6)

@@ -24,9 +24,9 @@ from centella.errors import (
     ShapeError,
     WeightsError,
 )
-from centella.tasks import several
-from centella.tasks.batches import Batch
-from centella.tasks.embed import Embedder
+from centella.tasks.embed.embedder import Embedder
+from centella.tasks.text import several
+from centella.tasks.text.batches import Batch
 from tests.support.model_common import DATA
 from tests.tasks.test_classify import WORDS, with_tokenizer
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.tasks import speculation
-from centella.tasks.pieces import Tally
-from centella.tasks.sampling import Sampling
-from centella.tasks.session import Array, Ids, Session
-from centella.tasks.speculation import GUESSES, Draft, Guesser, Lookup
+from centella.tasks.generate import speculation
+from centella.tasks.generate.pieces import Tally
+from centella.tasks.generate.sampling import Sampling
+from centella.tasks.generate.session import Array, Ids, Session
+from centella.tasks.generate.speculation import GUESSES, Draft, Guesser, Lookup
 
 DECODERS = Path(__file__).parents[1] / "data" / "decoders"
 PROMPT = [5, 17, 4, 9, 5, 17, 4, 9, 5, 17, 4] * 3

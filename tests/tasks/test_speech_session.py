@@ -16,13 +16,13 @@ from centella.audio.transcript import Word
 from centella.errors import ContractError
 from centella.ops.speech_host import ENDED
 from centella.runtime.pending import Pending
-from centella.tasks import speech_session as module
-from centella.tasks.align import median, token_ends, warped, words
-from centella.tasks.beam import Search
-from centella.tasks.speech_beams import Beams
-from centella.tasks.speech_options import SpeechConfig
-from centella.tasks.speech_session import SpeechSession
-from centella.tasks.windows import Attempt, Thresholds
+from centella.tasks.generate.beam import Search
+from centella.tasks.transcribe import session as module
+from centella.tasks.transcribe.align import median, token_ends, warped, words
+from centella.tasks.transcribe.beams import Beams
+from centella.tasks.transcribe.options import SpeechConfig
+from centella.tasks.transcribe.session import SpeechSession
+from centella.tasks.transcribe.windows import Attempt, Thresholds
 from tests.support.whisper_common import (
     EVERY,
     FOLDER,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import centella as ct
+from centella.tasks.generate.session import Session
 from centella.tasks.load import load
-from centella.tasks.session import Session
 from tests.support.threads import together
 from tests.tasks.test_generate import EVERY, FOLDER, MESSAGES, TEXT, generator, host
 

@@ -10,9 +10,9 @@ import pytest
 from jinja2.exceptions import SecurityError
 
 from centella.errors import WeightsError
-from centella.tasks import bounds
-from centella.tasks.chat import ChatTemplate
-from centella.tasks.sandbox import BUDGET, environment
+from centella.tasks.chat import bounds
+from centella.tasks.chat.messages import ChatTemplate
+from centella.tasks.chat.sandbox import BUDGET, environment
 
 USER: dict[str, Any] = {"role": "user", "content": " Weather in Rome? "}
 CALL = {"role": "assistant", "content": "", "tool_calls": [

@@ -11,7 +11,7 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.embed import Embedder
+from centella.tasks.embed.embedder import Embedder
 from centella.weights.torch_zip import read_torch
 from tests.support.model_common import DATA
 from tests.tasks.test_classify import DOCUMENTS, WORDS, with_tokenizer

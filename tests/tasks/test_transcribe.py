@@ -25,12 +25,12 @@ from centella.audio import (
 from centella.audio.source import Source
 from centella.errors import AudioError, DTypeError, ShapeError, WeightsError
 from centella.runtime.pending import Pending
-from centella.tasks.recording import Recording, Window, joined
-from centella.tasks.speech_options import Options, SpeechConfig
-from centella.tasks.speech_session import SpeechSession
-from centella.tasks.transcribe import Transcriber
-from centella.tasks.transcription import Decoding, Transcription
-from centella.tasks.windows import Attempt, Thresholds, cut, cut_all, repeats
+from centella.tasks.transcribe.options import Options, SpeechConfig
+from centella.tasks.transcribe.recording import Recording, Window, joined
+from centella.tasks.transcribe.session import SpeechSession
+from centella.tasks.transcribe.transcriber import Transcriber
+from centella.tasks.transcribe.transcription import Decoding, Transcription
+from centella.tasks.transcribe.windows import Attempt, Thresholds, cut, cut_all, repeats
 from tests.audio.sounds import babble
 from tests.support.onnx_files import silero, written
 from tests.support.whisper_common import FOLDER, NAMES, Array, expected, long_mel
@@ -405,7 +405,7 @@ def test_words_of_a_batch_are_timed_together(beam: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(SpeechSession, "aligned", counted)
     together = model.transcribe(samples, **how)
     assert texts == [3, 1] and {int(w.start) // 3 for w in together.words} == {0, 1, 2, 3}
-    monkeypatch.setattr("centella.tasks.speech_session.ALIGNED", 1)
+    monkeypatch.setattr("centella.tasks.transcribe.session.ALIGNED", 1)
     alone = model.transcribe(samples, **how)
     assert [w.text for w in together.words] == [w.text for w in alone.words]
     for a, b in zip(together.words, alone.words, strict=True):
@@ -425,7 +425,7 @@ def test_segments_last(batch: int, timestamps: str, monkeypatch: pytest.MonkeyPa
     def written(*_: Any) -> dict[int, tuple[list[int], int]]:
         return {0: (tokens, len(tokens))}
 
-    monkeypatch.setattr("centella.tasks.transcription._Work._written", written)
+    monkeypatch.setattr("centella.tasks.transcribe.transcription._Work._written", written)
     for seconds, ends in ((1.61, [0.8, 1.61]), (0.5, [0.5]), (1 / RATE, [0.01])):
         how: dict[str, Any] = {**QUIET, "batch": batch, "timestamps": timestamps}
         segments = model.transcribe(sound(seconds), **how).segments

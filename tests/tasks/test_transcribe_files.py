@@ -17,7 +17,7 @@ import pytest
 
 import centella as ct
 from centella.errors import AudioError
-from centella.tasks.transcribe import Transcriber, Transcript
+from centella.tasks.transcribe.transcriber import Transcriber, Transcript
 from tests.support.whisper_common import FOLDER
 
 TOOLS = ("espeak-ng", "sox", "ffmpeg")

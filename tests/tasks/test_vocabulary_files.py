@@ -12,7 +12,7 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
-from centella.tasks.text import Tokenizer
+from centella.tasks.text.tokenizer import Tokenizer
 from tests.support.model_common import DATA
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from centella.errors import WeightsError
-from centella.tasks import words
-from centella.tasks.text import Tokenizer
-from centella.tasks.word_cuts import PATTERNS, Cuts
+from centella.tasks.text import words
+from centella.tasks.text.tokenizer import Tokenizer
+from centella.tasks.text.word_cuts import PATTERNS, Cuts
 
 tokenizers = pytest.importorskip("tokenizers")
 # A map of sentencepiece's: white space to a space, some characters to none, a ligature and a

@@ -12,9 +12,9 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
-from centella.tasks.classify import Classifier
-from centella.tasks.embed import Embedder
-from centella.tasks.generate import Generator
+from centella.tasks.classify.classifier import Classifier
+from centella.tasks.embed.embedder import Embedder
+from centella.tasks.generate.generator import Generator
 from tests.support.model_common import DATA, texts_of
 
 pytest.importorskip("gguf")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from centella.errors import WeightsError
 from centella.models.llama_config import LlamaConfig
 from centella.models.llama_gguf import ALLOWED, FIELDS, OTHER, SAME, config_values, tensors_of
-from centella.tasks.text_gguf import begin_id, read_template, read_tokenizer, stop_ids
+from centella.tasks.text.gguf import begin_id, read_template, read_tokenizer, stop_ids
 from centella.weights.gguf import GGUF, KINDS, GGUFTensor, open_gguf
 
 pytest.importorskip("gguf")

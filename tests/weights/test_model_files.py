@@ -19,9 +19,9 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
-from centella.tasks.embed import Embedder, EmbedderConfig
+from centella.tasks.embed.embedder import Embedder, EmbedderConfig
 from centella.tasks.load import load
-from centella.tasks.text import Tokenizer
+from centella.tasks.text.tokenizer import Tokenizer
 from centella.weights import open_checkpoint
 from tests.support.model_common import DATA, copy_of
 

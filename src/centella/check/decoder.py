@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from centella.backends.base import Array
 from centella.check.report import Quantized, Tokens
-from centella.tasks.generate import Generator
-from centella.tasks.sampling import SamplingArgs
+from centella.tasks.generate.generator import Generator
+from centella.tasks.generate.sampling import SamplingArgs
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import fetch
 

@@ -32,10 +32,10 @@ from centella.models.llama_encoder import LlamaEncoder
 from centella.nn import Module
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
-from centella.tasks.embed import Embedder
-from centella.tasks.generate import Generator
+from centella.tasks.embed.embedder import Embedder
+from centella.tasks.generate.generator import Generator
 from centella.tasks.load import load
-from centella.tasks.transcribe import Transcriber
+from centella.tasks.transcribe.transcriber import Transcriber
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
 from centella.weights.folder import find_model, is_gguf

@@ -21,8 +21,8 @@ from centella.audio.stream import open_audio, windows
 from centella.backends.base import Array
 from centella.check.decoder import Decoded, model_of
 from centella.nn.kv_cache import KVCache
-from centella.tasks.speech_session import SpeechSession
-from centella.tasks.transcribe import Transcriber
+from centella.tasks.transcribe.session import SpeechSession
+from centella.tasks.transcribe.transcriber import Transcriber
 from centella.tensors.creation import asarray
 from centella.tensors.tensor import Tensor, fetch
 

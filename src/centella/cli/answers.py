@@ -13,7 +13,7 @@ from centella.cli import limit
 from centella.cli.output import err, err_ledger, out, out_json, piece
 from centella.errors import WeightsError
 from centella.ledger.counts import Ledger
-from centella.tasks.generate import Generation, Generator
+from centella.tasks.generate.generator import Generation, Generator
 
 LEAST = 3  # tokens that a rate is told for
 

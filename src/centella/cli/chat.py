@@ -12,7 +12,7 @@ from centella.cli.answers import How, answered, report
 from centella.cli.output import STDIN, STDOUT, err, out_json
 from centella.errors import CentellaError, DeviceLostError
 from centella.ledger.counts import ledger
-from centella.tasks.generate import Generator
+from centella.tasks.generate.generator import Generator
 
 ASK = "> "
 RESET, LEAVE, HELP = "/reset", "/exit", "/help"

@@ -21,7 +21,7 @@ from centella.dtypes import Array
 from centella.errors import CentellaError
 from centella.ledger.counts import Ledger, ledger
 from centella.runtime.device import device as open_device
-from centella.tasks.embed import Embedder
+from centella.tasks.embed.embedder import Embedder
 from centella.tasks.load import load
 from centella.tensors.arguments import expect_finite
 from centella.weights.folder import find_model

@@ -19,7 +19,7 @@ from centella import __version__
 from centella.cli.loading import device_kind
 from centella.dtypes import Array
 from centella.host.caches import keep, kept
-from centella.tasks.embed import Embedder
+from centella.tasks.embed.embedder import Embedder
 from centella.weights.fingerprint import fingerprint
 
 DIGEST = 32  # bytes

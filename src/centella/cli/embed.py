@@ -24,9 +24,9 @@ from centella.cli.timing import Stages
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
-from centella.tasks.chunks import Chunker
-from centella.tasks.embed import Embedder
-from centella.tasks.embeddings import Cut, in_pieces
+from centella.tasks.embed.embedder import Embedder
+from centella.tasks.embed.embeddings import Cut, in_pieces
+from centella.tasks.text.chunks import Chunker
 from centella.tensors.arguments import expect_finite
 from centella.weights.fingerprint import fingerprint
 from centella.weights.folder import find_model

@@ -22,12 +22,12 @@ from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
 from centella.ledger.counts import ledger
-from centella.tasks.beam_settings import BeamSettings, refuse_beside_beams
-from centella.tasks.generate import Generator
-from centella.tasks.logprobs import checked
-from centella.tasks.prompts import check_variables
-from centella.tasks.sampling import Sampling
-from centella.tasks.speculation import LOOKUP
+from centella.tasks.generate.beam_settings import BeamSettings, refuse_beside_beams
+from centella.tasks.generate.generator import Generator
+from centella.tasks.generate.logprobs import checked
+from centella.tasks.generate.prompts import check_variables
+from centella.tasks.generate.sampling import Sampling
+from centella.tasks.generate.speculation import LOOKUP
 
 
 class CacheType(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from centella.errors import CentellaError
-from centella.tasks.generate import Generation, Generator
-from centella.tasks.speculation import GUESSES
+from centella.tasks.generate.generator import Generation, Generator
+from centella.tasks.generate.speculation import GUESSES
 
 
 class Memory(Struct, frozen=True):

@@ -12,7 +12,7 @@ from centella.cli.escape import in_line
 from centella.cli.process import reason
 from centella.cli.reading import NotTextError, read_text
 from centella.errors import CentellaError
-from centella.tasks.chunks import cut_at
+from centella.tasks.text.chunks import cut_at
 
 SUFFIXES = (".txt", ".md", ".rst", ".py")
 LEFT_OUT = (  # of the documentation: tables to look things up in, folders for contributors

@@ -26,9 +26,9 @@ from centella.errors import CentellaError
 from centella.host.files import expect_writable, replaced
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
-from centella.tasks.speech_options import MOST_WINDOWS, Options, vad_network
-from centella.tasks.transcribe import Transcriber
-from centella.tasks.transcription import Transcription
+from centella.tasks.transcribe.options import MOST_WINDOWS, Options, vad_network
+from centella.tasks.transcribe.transcriber import Transcriber
+from centella.tasks.transcribe.transcription import Transcription
 
 
 class Times(StrEnum):

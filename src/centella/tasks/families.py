@@ -13,10 +13,10 @@ from centella.weights.model_files import known
 
 if TYPE_CHECKING:
     from centella.models.config import ModelConfig
-    from centella.tasks.classify import Classifier, TokenClassifier
-    from centella.tasks.embed import Embedder
-    from centella.tasks.generate import Generator
-    from centella.tasks.transcribe import Transcriber
+    from centella.tasks.classify.classifier import Classifier, TokenClassifier
+    from centella.tasks.embed.embedder import Embedder
+    from centella.tasks.generate.generator import Generator
+    from centella.tasks.transcribe.transcriber import Transcriber
 
     Task: TypeAlias = Embedder | Generator | Classifier | TokenClassifier | Transcriber
     ReadTask: TypeAlias = Callable[[Path, int], Callable[[Any], Task]]
@@ -61,35 +61,35 @@ FAMILIES = {
     **dict.fromkeys(
         "albert bert camembert distilbert electra gte modernbert mpnet new nomic_bert roberta "
         "xlm-roberta".split(),
-        Family("centella.models.bert", "BertConfig", "BertModel", "embed_folder:read_embedder"),
+        Family("centella.models.bert", "BertConfig", "BertModel", "embed.folder:read_embedder"),
     ),
     **dict.fromkeys(
         "gemma2 gemma3_text granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe smollm3".split(),
         Family(
             "centella.models.llama", "LlamaConfig", "LlamaModel",
-            "generator_folder:read_generator", True, "generate", True,
+            "generate.folder:read_generator", True, "generate", True,
         ),
     ),
     "whisper": Family(
         "centella.models.whisper", "WhisperConfig", "WhisperModel",
-        "transcribe:read_transcriber", True, "transcribe", True,
+        "transcribe.transcriber:read_transcriber", True, "transcribe", True,
     ),
 }  # fmt: skip
 # Of a decoder in a folder of sentence-transformers, or one that is asked for to embed.
 EMBEDDING_DECODER = Family(
     "centella.models.llama_encoder", "LlamaEncoderConfig", "LlamaEncoder",
-    "embed_folder:read_decoder_embedder", True, quantizes=True,
+    "embed.folder:read_decoder_embedder", True, quantizes=True,
 )  # fmt: skip
 # Of a decoder that is asked for to classify.
 RANKING_DECODER = Family(
     "centella.models.llama_ranker", "LlamaRankerConfig", "LlamaRanker",
-    "classify_folder:read_ranker", True, "classify", True,
+    "classify.folder:read_ranker", True, "classify", True,
 )  # fmt: skip
 # Of an encoder with a head, by the end of its `architectures`.
 HEADS = {
     f"For{kind}Classification": Family(
         "centella.models.bert_head", "LabelConfig", "LabelModel",
-        "classify_folder:read_classifier", task=task,
+        "classify.folder:read_classifier", task=task,
     )
     for kind, task in (("Sequence", "classify"), ("Token", "tag"))
 }  # fmt: skip

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from centella.errors import WeightsError
 from centella.models import bert_gguf, llama_gguf
 from centella.models.llama import LlamaModel
-from centella.tasks.classify import Classifier
-from centella.tasks.classify_folder import ranker_of
-from centella.tasks.embed import Embedder
+from centella.tasks.classify.classifier import Classifier
+from centella.tasks.classify.folder import ranker_of
+from centella.tasks.embed.embedder import Embedder
+from centella.tasks.embed.pooling import EmbedderConfig
 from centella.tasks.families import (
     EMBEDDING_DECODER,
     FAMILIES,
@@ -21,10 +22,9 @@ from centella.tasks.families import (
     ModelFiles,
     family_of,
 )
-from centella.tasks.generate import Generator
-from centella.tasks.pooling import EmbedderConfig
-from centella.tasks.sampling import GeneratorConfig
-from centella.tasks.text_gguf import begin_id, read_template, read_tokenizer, stop_ids
+from centella.tasks.generate.generator import Generator
+from centella.tasks.generate.sampling import GeneratorConfig
+from centella.tasks.text.gguf import begin_id, read_template, read_tokenizer, stop_ids
 from centella.weights.gguf import GGUF, open_gguf
 from centella.weights.model_files import show
 

@@ -17,8 +17,9 @@ from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device, every_device
 from centella.runtime.device import device as open_device
-from centella.tasks.classify import Classifier, TokenClassifier
-from centella.tasks.embed import Embedder
+from centella.tasks.classify.classifier import Classifier, TokenClassifier
+from centella.tasks.classify.label_runner import LabelRunner
+from centella.tasks.embed.embedder import Embedder
 from centella.tasks.families import (
     EMBEDDING_DECODER,
     HEADS,
@@ -28,8 +29,7 @@ from centella.tasks.families import (
     family_of,
     way_to,
 )
-from centella.tasks.generate import Generator
-from centella.tasks.label_runner import LabelRunner
+from centella.tasks.generate.generator import Generator
 from centella.tensors.arguments import check_progress, flag, one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -37,7 +37,7 @@ from centella.weights.folder import find_model, is_gguf, read_config
 from centella.weights.model_files import is_file, read_json, show
 
 if TYPE_CHECKING:
-    from centella.tasks.transcribe import Transcriber
+    from centella.tasks.transcribe.transcriber import Transcriber
 
 Devices = Literal["all"] | Sequence[str | Device]
 # What ends the names of matrices that GGUF files have in f32 whatever the others are in; no vector

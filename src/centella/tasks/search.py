@@ -28,7 +28,7 @@ from centella.errors import ContractError, DTypeError, ShapeError
 from centella.runtime.device import Device
 from centella.runtime.device import device as open_device
 from centella.specs import make_spec
-from centella.tasks.vectors import refuse_texts
+from centella.tasks.embed.vectors import refuse_texts
 from centella.tensors import functional as fn
 from centella.tensors.arguments import refuse_names, whole
 from centella.tensors.creation import asarray

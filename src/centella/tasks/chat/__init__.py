@@ -1,0 +1,1 @@
+"""Messages to a prompt, by templates that anybody may have written."""

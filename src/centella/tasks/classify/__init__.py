@@ -1,0 +1,1 @@
+"""Texts, pairs of texts and tokens to labels; documents in the order of a question."""

@@ -1,0 +1,1 @@
+"""Prompts to texts: sampling, beams, speculation, streams."""

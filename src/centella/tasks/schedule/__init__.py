@@ -1,0 +1,1 @@
+"""Many requests that share one model, step by step."""

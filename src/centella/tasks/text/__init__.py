@@ -1,0 +1,1 @@
+"""Texts to token ids and back, and batches of them by length."""

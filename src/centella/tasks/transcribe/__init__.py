@@ -1,0 +1,1 @@
+"""Recordings to segments and words with their times."""

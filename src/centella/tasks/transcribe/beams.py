@@ -1,0 +1,165 @@
+"""Beam search in windows of sound: see `beam`.
+
+The beams of a window are so many query rows over one memory: its sound's keys and values are read
+once for all. Their own keys and values lie behind each other in one cache, a slot a beam and step;
+a table says which slots each beam sees. When beams go on from others, rows of the table move, and
+no key is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from centella.dtypes import i32
+from centella.errors import ContractError
+from centella.op.op import get
+from centella.ops.speech_host import ENDED, LAST, NEVER, NOTES
+from centella.tasks.generate.beam import BeamStates, Search
+from centella.tasks.generate.beam_settings import BeamSettings
+from centella.tasks.generate.run_ahead import run_ahead
+from centella.tasks.transcribe.rules import NoRepeat, end, noted
+from centella.tasks.transcribe.session import SpeechSession
+from centella.tensors import functional as fn
+from centella.tensors.creation import asarray
+from centella.tensors.jit import Jitted
+from centella.tensors.state import State
+from centella.tensors.tensor import Tensor, apply_all
+
+Array = np.ndarray[Any, Any]
+Ids = list[int]
+
+
+class Beams:
+    """Beam search in the windows that a session has heard.
+
+    Args:
+        session: with a cache for `session.beam` beams a window.
+    """
+
+    def __init__(self, session: SpeechSession) -> None:
+        self._session = session
+        batch, beam, device = session.batch, session.beam, session.model.device
+        v, targets = session.vocabulary, session.model.config.max_target_positions
+        self._no_repeat = NoRepeat(v, batch * beam, targets, device)
+
+        def state(name: str, shape: tuple[int, ...]) -> State:
+            return State(np.zeros(shape, np.int32), device=device, name=name)
+
+        self._beams = BeamStates(batch, beam, v.size, device)
+        self._seen = state("slots that beams see", (batch * beam, session.cache.capacity))
+        self._at = state("position of the beams", (1, 1))
+        self._notes = state("notes of beams", (batch * beam, len(NOTES)))
+        self._captured: dict[tuple[bool, bool], Jitted[..., tuple[Tensor, Tensor]]] = {}
+
+    # -- what is captured -------------------------------------------------------------------------
+
+    def _stepped(self, timed: bool, no_repeat: bool) -> tuple[Tensor, Tensor]:
+        """Continue all beams; [batch, 2 beam]: the best scores, beam * vocab + token of each."""
+        session = self._session
+        batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
+        device = session.model.device
+        # These are constants of what is captured: no step computes them.
+        each, every = (asarray(np.arange(n, dtype=np.int32), device=device)
+                       for n in (beam, session.cache.capacity))  # fmt: skip
+        slots = session.cache.begin(beam).reshape(batch, 1, 1) + each.reshape(1, beam, 1)
+        seen = (self._seen.value.reshape(batch, beam, -1) > 0) | fn.eq(every, slots)
+        at = fn.broadcast_to(self._at.value, (batch, beam))
+        tokens = self._beams.tokens.value.reshape(batch, beam)
+        ended = self._notes.value.reshape(batch, beam, -1)[:, 0, ENDED]
+        x = session.model.decoder(
+            tokens, session.memory(), session.cache, at, seen[:, None], session.heard_by(ended)
+        )
+        scores = fn.log_softmax(session.model.head(x).reshape(batch * beam, vocab), -1)
+        if no_repeat:
+            scores = self._no_repeat.masked(scores)
+        rules = session.vocabulary.rules(timed)
+        operands = (scores, session.suppress.levels, self._notes.value)
+        scores = apply_all(get("speech_scores"), operands, rules)[0]
+        best, which = self._beams.go_on(scores, 2 * beam)
+        self._move(seen, no_repeat)
+        return best, which
+
+    def _move(self, seen: Tensor, no_repeat: bool) -> None:
+        """Each beam goes on from its parent."""
+        rows, parents = self._session.batch * self._session.beam, self._beams.parents.value
+        chosen = self._beams.tokens.value.reshape(rows, 1)
+        self._seen.assign(fn.gather(seen.astype(i32).reshape(rows, -1), parents))
+        notes = fn.gather(self._notes.value, parents)
+        self._notes.assign(noted(notes, chosen, self._session.vocabulary.first_time))
+        if no_repeat:
+            self._no_repeat.moved(parents)
+            self._no_repeat.taken(chosen)
+        self._at.assign(self._at.value + 1)
+
+    # -- what the host calls ----------------------------------------------------------------------
+
+    def write(
+        self, prompt: Ids, begin: int, steps: int, *, timed: bool, no_repeat: int,
+        active: Sequence[bool], meanwhile: Callable[[], None] | None = None,
+    ) -> dict[int, tuple[Ids, float]]:  # fmt: skip
+        """The likeliest text of each active window, without the end, and its mean log-probability.
+
+        Args:
+            prompt: of every window; begin: where the transcript begins in it.
+            steps: most tokens; timed, no_repeat: as for `SpeechSession.start`.
+            meanwhile: called before a wait, as by `SpeechSession.run`.
+
+        Raises:
+            ContractError: scores were NaN or infinite; names the window.
+        """
+        self._start(prompt, begin, no_repeat, active)
+        v, settings = self._session.vocabulary, BeamSettings(self._session.beam)
+        searches = {
+            row: Search(settings, v.size, (v.end,), steps) for row, on in enumerate(active) if on
+        }
+        step = self._step(timed, no_repeat > 0)
+        under_way = run_ahead(step.fetch, steps, meanwhile=meanwhile)
+        for count, (best, which) in enumerate(under_way):
+            running = {row: search for row, search in searches.items() if not search.done}
+            for row, search in running.items():
+                stuck = not (search.ended or best[row, 0] > NEVER)  # no token that may come
+                if stuck or np.isnan(best[row]).any():
+                    raise ContractError(
+                        f"transcribe: window {row}, token {count}: the scores of what may come are "
+                        f"NaN or infinite; dtype='bf16' or 'f32' has a wider range"
+                    )
+                search.add(best[row], which[row])
+            over = [row for row, search in running.items() if search.done]
+            if len(over) == len(running):
+                break
+            if over:
+                beam = self._session.beam
+                end(self._notes, [row * beam + i for row in over for i in range(beam)])
+        bests = {row: search.best(1)[0] for row, search in searches.items()}
+        return {row: ([i for i in one.ids if i != v.end], score)
+                for row, (score, one) in bests.items()}  # fmt: skip
+
+    def _start(self, prompt: Ids, begin: int, no_repeat: int, active: Sequence[bool]) -> None:
+        session, before = self._session, len(prompt) - 1
+        session.read([prompt] * session.batch, begin)
+        session.cache.truncate(before)  # the first step feeds the last one, to every beam
+        notes = np.zeros(self._notes.shape, np.int32)
+        notes[:, ENDED] = np.repeat([not on for on in active], session.beam)
+        notes[:, LAST] = session.vocabulary.first_time - 1
+        self._notes.assign(notes)
+        self._no_repeat.begin()
+        if no_repeat:
+            self._no_repeat.choose(no_repeat)
+        seen = np.zeros(self._seen.shape, np.int32)
+        seen[:, :before] = 1
+        self._seen.assign(seen)
+        self._beams.begin([prompt[-1]] * session.batch, (session.vocabulary.end,))
+        self._at.assign(np.array([[before]], np.int32))
+
+    def _step(self, timed: bool, no_repeat: bool) -> Jitted[..., tuple[Tensor, Tensor]]:
+        how = timed, no_repeat
+        if how not in self._captured:
+
+            def step() -> tuple[Tensor, Tensor]:
+                return self._stepped(*how)
+
+            self._captured[how] = Jitted(step, self._session.model.device)
+        return self._captured[how]
