@@ -14,7 +14,7 @@ from centella.dtypes import dtype_of
 from centella.emit.ptx import emit_ptx
 from centella.errors import DTypeError, ShapeError
 from centella.op import op
-from centella.ops.matmul.experts import up_planes
+from centella.ops.experts.op import up_planes
 from centella.ops.quant.table import FORMATS
 from centella.ops.topk import GROUPS
 from centella.plan.divide import divided

@@ -16,7 +16,7 @@ from centella.models.llama_config import LlamaConfig
 from centella.models.norm import Norm
 from centella.nn import Linear, Module
 from centella.nn.module import parameter
-from centella.ops.matmul.experts import up_planes
+from centella.ops.experts.op import up_planes
 from centella.specs import Shape
 from centella.tensors.functional import linear, softmax, sum, topk
 from centella.tensors.qtensor import QTensor

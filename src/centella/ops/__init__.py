@@ -19,6 +19,7 @@ from centella.ops import (
     cumsum,
     elementwise,
     embedding,
+    experts,
     fill,
     fused,
     gather,

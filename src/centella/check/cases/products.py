@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from centella.check.cases import planes
 from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
 from centella.dtypes import bf16, dtype_of, f16
+from centella.ops.experts.op import up_planes
 from centella.ops.matmul import skinny
-from centella.ops.matmul.experts import up_planes
 from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.matmul.streamed_kernel import CONSUMERS, WARPGROUP

@@ -1,4 +1,4 @@
-"""`expert_linear` of many rows on any device: tiles of an expert's pairs, as in `tiled.py`."""
+"""`expert_linear` of many rows on any device: tiles of an expert's pairs, see `matmul/tiled.py`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
+from centella.ops.experts.op import ExpertAttrs
+from centella.ops.experts.pairs import NAN, PairTile, Sizes, launches, sizes_of
 from centella.ops.layout import rows_of
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.expert_pairs import NAN, PairTile, Sizes, launches, sizes_of
-from centella.ops.matmul.experts import ExpertAttrs
 from centella.ops.matmul.problem import aligned
 from centella.ops.matmul.table import Tile, row_of
 from centella.ops.matmul.tiled import Factor, multiplied, store_words
@@ -108,4 +108,4 @@ def _preferred(form: Form[ExpertAttrs], caps: Caps) -> bool:
     return not row_of(caps).rolled and form.inputs[2].size >= LEAST * form.inputs[1].shape[0]
 
 
-GROUPED_TILED: Variant[Form[ExpertAttrs], Sizes] = Variant("tiles", _sizes, _launches, _preferred)
+TILED: Variant[Form[ExpertAttrs], Sizes] = Variant("tiles", _sizes, _launches, _preferred)

@@ -6,8 +6,7 @@
 The two are the halves of a gated network of a mixture of experts (Shazeer et al. 2017). Each row
 reads the weights of its own experts, of which a large model has many and chooses few, and nothing
 of the size of a weight is written. W and V are tensors [experts, n, k], or planes of quantised
-weights [experts n, k]. `expert_kernel.py` has the kernel of few rows, `grouped.py` and
-`grouped_tiled.py` those of many.
+weights [experts n, k]. `rows.py` has the kernel of few rows, `mma.py` and `tiled.py` those of many.
 """
 
 from __future__ import annotations
@@ -167,6 +166,6 @@ def axes_of(form: Form[ExpertAttrs]) -> Axes:
 
 
 EXPERTS: Op[ExpertAttrs] = Op(
-    "expert_linear", rule, reference, "centella.ops.matmul.expert_kernel:lower", takes_rows,
+    "expert_linear", rule, reference, "centella.ops.experts.choice:lower", takes_rows,
     ("grouped", "dequantized", "tiles", "rows"), attrs=ExpertAttrs, axes=axes_of, doc=__doc__ or "",
 )  # fmt: skip

@@ -13,10 +13,10 @@ Launches, of which the host knows the sizes before any id is known:
                    weight V shares a tile with W, so that neither product is written
     expert_sum     y[row], the sum of share y[pair], + residual; not with a gate
 
-The products are those of `grouped.py`, on tensor cores, and `grouped_tiled.py`. `expert_kernel.py`
-reads an expert's weights for each pair, here they are read for each tile. What `expert_sum` adds up
-is f32, by pick: no two groups add to one number, so that the bits depend on no order of groups. An
-id that names no expert counts as 0 here; what is stored for its pair is NaN.
+The products are those of `mma.py`, on tensor cores, and `tiled.py`. `rows.py` reads an expert's
+weights for each pair, here they are read for each tile. What `expert_sum` adds up is f32, by pick:
+no two groups add to one number, so that the bits depend on no order of groups. An id that names no
+expert counts as 0 here; what is stored for its pair is NaN.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
+from centella.ops.experts.op import ExpertAttrs, names_of
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.experts import ExpertAttrs, names_of
 from centella.ops.matmul.mma import MmaTile
 from centella.ops.matmul.product import Constants
 from centella.ops.matmul.table import Tile

@@ -1,4 +1,4 @@
-"""The kernel of `expert_linear`: teams of the thin product (`thin.py`), whose weights ids choose.
+"""`expert_linear` of few rows: teams of a thin product (`matmul/thin.py`), weights chosen by ids.
 
 A group has outputs of one row, with a gate of one pick of it. Without a gate it adds up the picks:
 each is a walk along k whose x is multiplied by the pick's share. Where all planes are more than a
@@ -7,7 +7,6 @@ kernel may bind, one launch opens the gates and another multiplies by them, or a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,12 +19,10 @@ from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
-from centella.op.variant import Variant, always, choose
+from centella.op.variant import Variant, always
 from centella.ops.elementwise import ACTIVATIONS, plain_call
+from centella.ops.experts.op import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.experts import ExpertAttrs, names_of, shape_of, up_planes
-from centella.ops.matmul.grouped import GROUPED
-from centella.ops.matmul.grouped_tiled import GROUPED_TILED
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.sums import SUBGROUP, Thin, slots_of, totals
 from centella.ops.matmul.thin import (
@@ -37,14 +34,12 @@ from centella.ops.matmul.thin import (
     together_of,
 )
 from centella.ops.operands import KERNEL
-from centella.ops.quant.dequantize import DEQUANTIZE, DequantizeAttrs
 from centella.ops.quant.format import SYMBOLS
-from centella.ops.quant.kernels import add_blocks, after_copy, fitted, on_chunks, pitches
+from centella.ops.quant.kernels import add_blocks, fitted, on_chunks, pitches
 from centella.ops.quant.table import FORMATS
-from centella.specs import Caps, Spec, make_spec
+from centella.specs import Caps, make_spec
 
 NAN = float("nan")
-MANY = 8  # pairs for each expert, from which on quantised weights are written as tensors
 GROUPS = 4  # of quantised experts on a multiprocessor: 128 registers, so that few formats spill
 Lowering = Callable[[Form[ExpertAttrs]], Lowered]
 
@@ -156,35 +151,7 @@ def _store(
 kernel: Kernel = Kernel(_experts, workgroup=128, name="expert_linear", rewritable=True)
 
 
-def lower(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
-    """The variant that is chosen, after copies of W and V where these lie in different ways."""
-    what = f"expert_linear: ids {list(form.inputs[1 + form.attrs.planes].shape)}"
-
-    def chosen(form: Form[ExpertAttrs]) -> Lowered:
-        return choose(ORDER, form, caps, form.attrs.variant, what).lower(form, caps)
-
-    def copied(form: Form[ExpertAttrs], index: int, then: Lowering) -> Lowered:
-        return after_copy(form, index, "gate and up lie in different ways", caps, then)
-
-    return _after_each(_apart(form), form, copied, chosen)
-
-
-def _apart(form: Form[ExpertAttrs]) -> list[int]:
-    """The operands that lie otherwise than the same plane of the other weight: kernels know one."""
-    attrs = form.attrs
-    if not attrs.gate:
-        return []
-
-    def lies(spec: Spec) -> tuple[int, bool]:
-        pitch = rows_of(spec).strides[0]
-        return pitch, attrs.format != "" and aligned(spec, pitch, 0)
-
-    pairs = [(1 + i, 2 + attrs.planes + i) for i in range(attrs.planes)]
-    differ = [pair for pair in pairs if len({lies(form.inputs[i]) for i in pair}) > 1]
-    return [i for pair in differ for i in pair]
-
-
-def _after_each(
+def after_each(
     indices: Sequence[int], form: Form[ExpertAttrs],
     before: Callable[[Form[ExpertAttrs], int, Lowering], Lowered], then: Lowering,
 ) -> Lowered:  # fmt: skip
@@ -192,77 +159,17 @@ def _after_each(
     if not indices:
         return then(form)
     first, *others = indices
-    return before(form, first, lambda inner: _after_each(others, inner, before, then))
+    return before(form, first, lambda inner: after_each(others, inner, before, then))
 
 
 def _rows(form: Form[ExpertAttrs], fits: bool, caps: Caps) -> Lowered:
     """One launch; before it copies of quantised numbers whose rows do not start on 16 bytes."""
     attrs = form.attrs
     numbers = [1, *([2 + attrs.planes] if attrs.gate else [])] if attrs.format else []
-    return _after_each(
+    return after_each(
         numbers, form, lambda form, index, then: on_chunks(form, index, caps, then),
         lambda form: _launch(form, caps),
     )  # fmt: skip
-
-
-def _dense(form: Form[ExpertAttrs]) -> tuple[Form[ExpertAttrs], tuple[int, ...]]:
-    """A form of quantised weights with tensors in their place, and the numbers of its operands.
-
-    The tensors come behind the result.
-    """
-    attrs, count = form.attrs, len(form.inputs)
-    ids = 1 + attrs.planes
-    experts, n, k = shape_of(form.inputs[1:ids], attrs)
-    whole = make_spec((experts, n, k), form.inputs[0].dtype, 16)
-    both = attrs.gate != ""
-    more = range(ids + 1 + (attrs.planes if both else 0), count)
-    inputs = (form.inputs[0], whole, form.inputs[ids], *([whole] if both else []),
-              *(form.inputs[i] for i in more))  # fmt: skip
-    numbers = (0, count + 1, ids, *([count + 2] if both else []), *more, count)
-    extras = tuple(name for name in attrs.extras if not name.startswith("up_"))
-    plain = replace(attrs, format="", experts=0, extras=extras, variant=None)
-    return replace(form, inputs=inputs, attrs=plain), numbers
-
-
-def _dequantized(form: Form[ExpertAttrs], dense: Form[ExpertAttrs], caps: Caps) -> Lowered:
-    """Weights as tensors, each written and read once for all rows, then tiles of the experts'."""
-    attrs, count = form.attrs, len(form.inputs)
-    _, numbers = _dense(form)
-    firsts = [1, *([2 + attrs.planes] if attrs.gate else [])]
-    whole = dense.inputs[1]
-    rows = make_spec((whole.shape[0] * whole.shape[1], whole.shape[2]), whole.dtype, 16)
-    lowered = Lowered((), (rows,) * len(firsts))
-    decoding = DequantizeAttrs(rows.dtype.name, attrs.format)
-    for number, first in enumerate(firsts):
-        planes = form.inputs[first : first + attrs.planes]
-        one = Form(DEQUANTIZE, planes, (rows,), decoding).lower(caps)
-        indices = (*range(first, first + attrs.planes), count + 1 + number)
-        lowered += one.within(indices, count + 1 + len(lowered.temporaries))
-    tiles = GROUPED.lower(dense, caps)
-    return lowered + tiles.within(numbers, count + 1 + len(lowered.temporaries))
-
-
-def _takes_tiles(form: Form[ExpertAttrs], caps: Caps) -> Form[ExpertAttrs] | None:
-    """The form of tensors; None where there is no room for one, or no tile."""
-    if not form.attrs.format:
-        return None
-    dense, _ = _dense(form)
-    return dense if caps.has_room(dense.inputs[1]) and GROUPED.fits(dense, caps) else None
-
-
-def _many(form: Form[ExpertAttrs], caps: Caps) -> bool:
-    """Where pairs are so many that a weight is sooner written as a tensor than read for each."""
-    ids = form.inputs[1 + form.attrs.planes]
-    return caps.fast_tensor_cores and math.prod(ids.shape) >= MANY * form.attrs.experts
-
-
-ROWS: Variant[Form[ExpertAttrs], bool] = Variant("rows", always, _rows)
-ORDER: tuple[Variant[Form[ExpertAttrs], Any], ...] = (
-    GROUPED,
-    Variant("dequantized", _takes_tiles, _dequantized, _many),
-    GROUPED_TILED,
-    ROWS,
-)
 
 
 def _launch(form: Form[ExpertAttrs], caps: Caps) -> Lowered:
@@ -326,3 +233,6 @@ def _call(named: dict[str, Ref], result: Ref, attrs: ExpertAttrs, caps: Caps, ga
     refs = (*(Ref(r.index, flat(r.spec)) for r in named.values()), result)
     return Call(kernel, refs, scalars, constants, groups * units, workgroup=tile.threads,
                 signature=signature(dict.fromkeys(named, 1), {"y": 1}))  # fmt: skip
+
+
+ROWS: Variant[Form[ExpertAttrs], bool] = Variant("rows", always, _rows)

@@ -9,10 +9,10 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
+from centella.ops.experts.op import ExpertAttrs
+from centella.ops.experts.pairs import NAN, PairTile, Sizes, launches, sizes_of
 from centella.ops.layout import rows_of
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.expert_pairs import NAN, PairTile, Sizes, launches, sizes_of
-from centella.ops.matmul.experts import ExpertAttrs
 from centella.ops.matmul.mma import Factor, M, MmaTile, N, multiplied, takes
 from centella.ops.matmul.problem import aligned
 from centella.ops.matmul.tiled import store_words
