@@ -232,9 +232,10 @@ class PairTile:
         self._order, self._gated = order, gated
         number = lang.group_id() % self.p["count"]
         self.column0: Expr = lang.group_id() // self.p["count"] * columns
-        self.expert, self.first, self.end = (
-            lang.workgroup_uniform(tiles[number * 3 + i]) for i in range(3)
-        )
+        expert, first, end = (lang.workgroup_uniform(tiles[number * 3 + i]) for i in range(3))
+        self.expert: Expr = expert
+        self.first: Expr = first
+        self.end: Expr = end
 
     def pair(self, at: Operand) -> Expr:
         """The pair that a row of the tile is; past the last pair, that one."""

@@ -50,68 +50,68 @@ class Factor:
         start: Any, pitch: Any, first: Any, extent: Any, depth: Any,
         lines: Callable[[Operand], Operand] | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.rows, self.tile = source, rows, tile
-        self.along_k, self.exact_k = along_k, exact_k
-        self.width = min(source.dtype.per_chunk, HALF) if vector else 1
-        self.row_words = rows + tile.pad
-        self.shared = lang.shared(f32, tile.stages * tile.bk * self.row_words)
-        self.buffer_chunks = tile.bk * self.row_words // 4
-        self.depth = depth
-        count, left = divmod(rows * tile.bk, self.width * tile.threads)
+        self._source, self._rows, self._tile = source, rows, tile
+        self._along_k, self._exact_k = along_k, exact_k
+        self._width = min(source.dtype.per_chunk, HALF) if vector else 1
+        self._row_words = rows + tile.pad
+        self._shared = lang.shared(f32, tile.stages * tile.bk * self._row_words)
+        self.buffer_chunks: int = tile.bk * self._row_words // 4  # of shared memory, of a stage
+        self._depth = depth
+        count, left = divmod(rows * tile.bk, self._width * tile.threads)
         assert tile.rolled or left == 0, "the tile must divide among the threads"
-        self.lines = lines
-        self.window = (start, pitch, first, extent)
+        self._lines = lines
+        self._window = (start, pitch, first, extent)
         mine = () if tile.rolled else range(count)
-        self.pieces = [self._piece(lang.local_id() + i * tile.threads) for i in mine]
+        self._pieces = [self._piece(lang.local_id() + i * tile.threads) for i in mine]
 
     def copy(self, k0: Any) -> None:
         """The tile that starts at k0 to shared memory, a piece at a time."""
-        whole = self.rows * self.tile.bk // self.width
-        for index in lang.range(lang.local_id(), whole, self.tile.threads):
-            self.pieces = [self._piece(index)]
+        whole = self._rows * self._tile.bk // self._width
+        for index in lang.range(lang.local_id(), whole, self._tile.threads):
+            self._pieces = [self._piece(index)]
             self.put(self.fetch(k0), lang.const(0, u32))
 
     def _piece(self, index: Any) -> Any:
         """(row or k within the tile, k or row within the tile, fixed part of the address)."""
-        bk, width = self.tile.bk, self.width
-        start, pitch, first, extent = self.window
-        if self.along_k:
+        bk, width = self._tile.bk, self._width
+        start, pitch, first, extent = self._window
+        if self._along_k:
             row, k = index // (bk // width), index % (bk // width) * width
-            line = self.lines(row) if self.lines else lang.minimum(first + row, extent - 1)
+            line = self._lines(row) if self._lines else lang.minimum(first + row, extent - 1)
             return row, k, start + line * pitch
-        k, row = index // (self.rows // width), index % (self.rows // width) * width
+        k, row = index // (self._rows // width), index % (self._rows // width) * width
         last = (extent - 1) // width * width
         return row, k, (start + lang.minimum(first + row, last), pitch)
 
     def fetch(self, k0: Any) -> list[Any]:
         """This thread's pieces of the tile that starts at k0; zeros past the depth."""
         fetched: list[Any] = []
-        end = lang.maximum(self.depth, 1) - 1  # of an empty product, the first element is read
-        for _, k, row in self.pieces:
+        end = lang.maximum(self._depth, 1) - 1  # of an empty product, the first element is read
+        for _, k, row in self._pieces:
             at = k0 + k
-            if self.along_k:
-                last = end // self.width * self.width
-                where = row + (at if self.exact_k else lang.minimum(at, last))
+            if self._along_k:
+                last = end // self._width * self._width
+                where = row + (at if self._exact_k else lang.minimum(at, last))
             else:
                 base, pitch = row
-                where = base + (at if self.exact_k else lang.minimum(at, end)) * pitch
+                where = base + (at if self._exact_k else lang.minimum(at, end)) * pitch
             values = self._load(where)
-            if not self.exact_k:
-                step = 1 if self.along_k else 0
+            if not self._exact_k:
+                step = 1 if self._along_k else 0
                 values = [
-                    lang.select(at + j * step < self.depth, v, 0.0) for j, v in enumerate(values)
+                    lang.select(at + j * step < self._depth, v, 0.0) for j, v in enumerate(values)
                 ]
             fetched.append(values)
         return fetched
 
     def _load(self, where: Operand) -> list[Expr]:
         """`width` neighbouring elements as f32: a chunk, half a chunk of bytes, or one."""
-        if self.width == 1:
-            values = [self.source[where]]
-        elif self.width == self.source.dtype.per_chunk:
-            values = self.source.load(where)
+        if self._width == 1:
+            values = [self._source[where]]
+        elif self._width == self._source.dtype.per_chunk:
+            values = self._source.load(where)
         else:
-            whole = self.source.load(where // (2 * HALF) * (2 * HALF))
+            whole = self._source.load(where // (2 * HALF) * (2 * HALF))
             upper = (where & HALF) != 0
             values = [
                 lang.select(upper, b, a) for a, b in zip(whole[:HALF], whole[HALF:], strict=True)
@@ -126,21 +126,21 @@ class Factor:
         written whole need four rows of one k in a thread: 5 % slower as PTX, 15 % as WGSL.
         """
         words = buffer * (4 * self.buffer_chunks)
-        for (row, k, _), values in zip(self.pieces, fetched, strict=True):
-            if self.along_k or self.width == 1:
+        for (row, k, _), values in zip(self._pieces, fetched, strict=True):
+            if self._along_k or self._width == 1:
                 for j, v in enumerate(values):
-                    self.shared[words + (k + j) * self.row_words + row] = v
+                    self._shared[words + (k + j) * self._row_words + row] = v
             else:
-                for j in range(0, self.width, 4):
-                    self.shared.store(words + k * self.row_words + row + j, values[j : j + 4])
+                for j in range(0, self._width, 4):
+                    self._shared.store(words + k * self._row_words + row + j, values[j : j + 4])
 
     def fragment(self, kk: Operand, chunk: Operand, groups: int) -> list[Expr]:
         """This thread's values of one k: `groups` chunks, evenly spaced over the tile."""
-        spacing = self.rows // groups // 4
+        spacing = self._rows // groups // 4
         values: list[Expr] = []
         for g in range(groups):
-            at = chunk + (kk * (self.row_words // 4) + g * spacing)
-            values += self.shared.load_chunk(at)
+            at = chunk + (kk * (self._row_words // 4) + g * spacing)
+            values += self._shared.load_chunk(at)
         return values
 
 
