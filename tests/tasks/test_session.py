@@ -176,9 +176,9 @@ def test_a_generator_stays_in_its_process(copied: Callable[[Any], Any]) -> None:
         ("x", {"seed": float("inf")}, DTypeError, "seed: expected a whole number"),
         ("x", {"seed": -1}, ShapeError, "seed: expected 0 to 2,147,483,647"),
         ("x", {"seed": 1 << 31}, ShapeError, "seed: expected 0 to 2,147,483,647"),
-        ("x", {"max_tokens": 3}, TypeError, "'max_tokens'; expected max_new_tokens="),
-        ("x", {"max_length": 3}, TypeError, "'max_length'; expected max_new_tokens="),
-        ("x", {"do_sample": True}, TypeError, "'do_sample'; expected temperature="),
+        ("x", {"max_tokens": 3}, TypeError, "max_tokens=; write max_new_tokens="),
+        ("x", {"max_length": 3}, TypeError, "max_length=; write max_new_tokens="),
+        ("x", {"do_sample": True}, TypeError, "do_sample=; write temperature="),
     ],
 )
 def test_bad_calls(prompt: Any, options: dict[str, Any], error: Any, text: str) -> None:

@@ -11,57 +11,57 @@ _STREAM = "model.stream(prompt) and model.chat(messages) yield the text in piece
 _LOADED = "is an argument of ct.load"
 _TEMPLATE = "chat(messages, template={%s: ...}) passes it to the model's chat template"
 OF_GENERATE: dict[str, str] = {
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "expected max_new_tokens="),
-    "max_length": "expected max_new_tokens=, without the prompt's tokens",
-    **dict.fromkeys(("num_return_sequences", "best_of"), "expected n=, of generate"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "write max_new_tokens="),
+    "max_length": "write max_new_tokens=, without the prompt's tokens",
+    **dict.fromkeys(("num_return_sequences", "best_of"), "write n=, of generate"),
     "n": "generate gives several continuations",
-    **dict.fromkeys(("stop_strings", "stop_sequences"), "expected stop="),
+    **dict.fromkeys(("stop_strings", "stop_sequences"), "write stop="),
     **dict.fromkeys(("eos_token_id", "stop_token_ids"), "stop= takes special tokens as text"),
-    **dict.fromkeys(("top_logprobs", "output_scores", "output_logits"), "expected logprobs="),
-    "repeat_penalty": "expected repetition_penalty=",
-    "do_sample": "expected temperature=, 0 for the most likely token",
-    "temp": "expected temperature=",
-    **dict.fromkeys(("num_beams", "beams", "beam_size"), "expected beam=, of generate"),
+    **dict.fromkeys(("top_logprobs", "output_scores", "output_logits"), "write logprobs="),
+    "repeat_penalty": "write repetition_penalty=",
+    "do_sample": "write temperature=, 0 for the most likely token",
+    "temp": "write temperature=",
+    **dict.fromkeys(("num_beams", "beams", "beam_size"), "write beam=, of generate"),
     **dict.fromkeys(("beam", "length_penalty", "early_stopping"), _BEAMS),
     **dict.fromkeys(("num_beam_groups", "diversity_penalty"), "beams have no groups here"),
     **dict.fromkeys(("stream", "streamer"), _STREAM),
     "callback": "on_token= of stream and chat is called with each token",
-    "tools": 'expected chat(messages, template={"tools": [...]}): they are written into the prompt;'
+    "tools": 'write chat(messages, template={"tools": [...]}): they are written into the prompt;'
     " a tool call in the answer is text, and is not parsed",
     "tool_choice": "the model chooses: a tool call in the answer is text, and is not parsed",
     **dict.fromkeys(
         ("system", "system_prompt"),
-        'expected it as the first message of chat: [{"role": "system", "content": "..."}, ...]',
+        'write it as the first message of chat: [{"role": "system", "content": "..."}, ...]',
     ),
-    "messages": "expected chat(messages)",
+    "messages": "write chat(messages)",
     **dict.fromkeys(
         ("response_format", "grammar", "json_schema"), "no grammar restricts the answer"
     ),
     "documents": _TEMPLATE % '"documents"',
     "enable_thinking": _TEMPLATE % '"enable_thinking"',
     "batch_size": "all prompts of a call are one batch",
-    "draft_model": "expected draft=",
-    "assistant_model": "expected draft=",
-    "prompt_lookup_num_tokens": 'expected draft="lookup"',
+    "draft_model": "write draft=",
+    "assistant_model": "write draft=",
+    "prompt_lookup_num_tokens": 'write draft="lookup"',
     **{name: f"{name}= {_LOADED}" for name in ("device", "dtype", "quantize")},
 }
-_RATE = "expected rate=, in samples a second"
-_WORDS = 'expected timestamps="word", "segment" or "none"'
-_VAD = 'expected vad="auto", "silero", "energy" or "off"'
+_RATE = "write rate=, in samples a second"
+_WORDS = 'write timestamps="word", "segment" or "none"'
+_VAD = 'write vad="auto", "silero", "energy" or "off"'
 OF_TRANSCRIBE: dict[str, str] = {
     **dict.fromkeys(("sample_rate", "sampling_rate", "samplerate", "sr"), _RATE),
     **dict.fromkeys(("word_timestamps", "return_timestamps", "without_timestamps"), _WORDS),
-    **dict.fromkeys(("beam_size", "beams", "num_beams"), "expected beam="),
-    "batch_size": "expected batch=, windows at once",
+    **dict.fromkeys(("beam_size", "beams", "num_beams"), "write beam="),
+    "batch_size": "write batch=, windows at once",
     **dict.fromkeys(("vad_filter", "vad_parameters"), _VAD),
-    "initial_prompt": "expected prompt=",
-    **dict.fromkeys(("lang", "source_language"), "expected language="),
-    "translate": 'expected task="translate"',
-    "log_prob_threshold": "expected logprob_threshold=",
-    "condition_on_prev_tokens": "expected condition_on_previous_text=",
-    "no_repeat_ngram_size": "expected no_repeat_ngram=",
+    "initial_prompt": "write prompt=",
+    **dict.fromkeys(("lang", "source_language"), "write language="),
+    "translate": 'write task="translate"',
+    "log_prob_threshold": "write logprob_threshold=",
+    "condition_on_prev_tokens": "write condition_on_previous_text=",
+    "no_repeat_ngram_size": "write no_repeat_ngram=",
     "repetition_penalty": "max_repeats= and no_repeat_ngram= limit repetitions",
-    "clip_timestamps": "expected regions=",
+    "clip_timestamps": "write regions=",
     "best_of": "one text is sampled at a temperature above 0",
     "fp16": 'ct.load(..., dtype="f16" or "f32") says it',
     **dict.fromkeys(("verbose", "log_progress"), "stream(audio) yields each segment as it comes"),
@@ -70,10 +70,10 @@ OF_TRANSCRIBE: dict[str, str] = {
 }
 
 
-def unexpected(op: str, name: str, hints: Mapping[str, str], otherwise: str) -> DTypeError:
+def unknown_argument(op: str, name: str, hints: Mapping[str, str], otherwise: str) -> DTypeError:
     """The error for an argument that a function does not have.
 
     Args:
         hints: what to write for it; otherwise: said for a name that is not among them.
     """
-    return DTypeError(f"{op}: unexpected argument {name!r}; {hints.get(name, otherwise)}")
+    return DTypeError(f"{op}: unknown argument {name}=; {hints.get(name, otherwise)}")

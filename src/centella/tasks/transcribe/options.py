@@ -15,7 +15,7 @@ from msgspec.structs import fields, replace
 from centella.audio.regions import SpeechDetector, VadModel
 from centella.audio.silero import SileroModel
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.generate.argument_hints import OF_TRANSCRIBE, unexpected
+from centella.tasks.generate.argument_hints import OF_TRANSCRIBE, unknown_argument
 from centella.tasks.transcribe.languages import CODES
 from centella.tasks.transcribe.rules import LONGEST, Vocabulary
 from centella.tasks.transcribe.windows import Thresholds
@@ -134,7 +134,7 @@ class Options(Struct, frozen=True):
         unknown = min(set(values) - known, default=None)
         if unknown is not None:
             otherwise = f"expected {', '.join(sorted(known))}"
-            raise unexpected(op, unknown, OF_TRANSCRIBE, otherwise)
+            raise unknown_argument(op, unknown, OF_TRANSCRIBE, otherwise)
         options = cls()
         for name, value in values.items():
             checked = _CHECKS.get(name, _number)(op, name, value)
