@@ -490,7 +490,8 @@ SHAPE_MISTAKES = {
     "x ** x[:, :2]": "pow: expected shapes that broadcast, got [3, 5], [3, 2]",
     "x + x[:, :2]": "add: expected shapes that broadcast, got [3, 5], [3, 2]",
     "x @ x": "matmul: expected [..., m, k] and [..., k, n], got [3, 5] and [3, 5]",
-    "x[0] @ x[0]": "and [5]; ct.dot takes vectors",
+    "x[0] @ x[0]":
+        "matmul: expected [..., m, k] and [..., k, n], got [5] and [5]; ct.dot takes vectors",
     "x.reshape(3, 1, 5) @ f.zeros((2, 5, 1), device=x.device)":
         "matmul: expected shapes that broadcast, got [3], [2]",
     "ct.linear(x, i.astype('i8'), scale=x[0])": "linear: expected scale [3], got [5]",

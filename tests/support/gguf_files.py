@@ -21,7 +21,8 @@ ARCHITECTURES = {v: k for k, v in FAMILIES.items()} | {"mistral": "llama"}
 # Of kinds that the package does not write: where a block has f16 factors, and of what size the
 # first one is such that elements are below 0.1.
 FACTORS = {"Q2_K": ((80, 82), 45), "Q3_K": ((108,), 128), "Q4_K": ((0, 2), 945),
-           "Q5_K": ((0, 2), 1953), "Q6_K": ((208,), 4096)}  # fmt: skip
+           "Q5_K": ((0, 2), 1953), "Q6_K": ((208,), 4096), "IQ4_NL": ((0,), 127),
+           "IQ4_XS": ((0,), 4064)}  # fmt: skip
 Array = np.ndarray[Any, Any]
 
 

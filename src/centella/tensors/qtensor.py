@@ -24,7 +24,7 @@ class QTensor:
     Args:
         planes: its tensors, in the order of the format.
         format: "int8"; as in GGUF files "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k",
-            "q4_k", "q5_k", "q6_k"; or "mxfp4".
+            "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"; or "mxfp4".
         shape: (n, k); default: what the planes say.
 
     Attributes:

@@ -260,7 +260,7 @@ def grouped_experts() -> Iterator[Case]:
             yield Case(operands, down, dtypes=("f16", "bf16"))
             if rows == 3:
                 yield Case((x, w, ids, w), {**up, "variant": "tiles"})
-    for lies in LAYOUTS:
+    for lies in (name for name in LAYOUTS if name != "transposed"):  # which is copied
         down = {"extras": ("shares", "residual"), "gate": "", "variant": "tiles"}
         ids, w = In((9, 2), (-1, 3), "i32", layout=lies), In((3, 5, 35), "positive", layout=lies)
         share, rest = In((9, 2), "positive", "f32", layout=lies), In((9, 5), layout=lies)

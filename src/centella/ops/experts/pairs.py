@@ -195,7 +195,8 @@ def _list_tiles(
     thread, end = lang.local_id(), first + totals[search.expert]
     needed = (totals[search.expert] + (size - 1)) // size
     with lang.if_((thread < search.experts) & (lang.group_id() == 0)):
-        for number in lang.range(needed):
+        for number in lang.range(lang.parameter("count", u32)):  # which the host knows
+            lang.break_if(number >= needed)
             _write(tiles, before + number, search.expert, first + number * size, end)
     used = lang.shared(u32, 1)
     with lang.if_(thread == search.experts - 1):

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 # in capitals.
 ROWS = (
     "int8", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4",
+    "iq4_nl", "iq4_xs",
 )  # fmt: skip
-FILES: dict[str, str] = dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1"), "fours_fives")
+FILES: dict[str, str] = {
+    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1"), "fours_fives"),
+    **dict.fromkeys(("iq4_nl", "iq4_xs"), "iq4"),
+}
 
 
 class _Formats(Mapping[str, "Format"]):
