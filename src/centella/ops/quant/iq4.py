@@ -50,7 +50,7 @@ def xs_from_blocks(raw: Array) -> tuple[Array, ...]:
     below = np.stack([low & 15, low >> 4], -1).reshape(*high.shape, 8)
     above = high[..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     factors = (below | above << 4).astype(np.int8) - np.int8(32)
-    return stored, factors.reshape(len(raw), -1), scale
+    return stored, factors.reshape(len(raw), high.shape[1] * 8), scale
 
 
 def numbers(words: list[Expr], at: Elements) -> list[Expr]:
