@@ -308,6 +308,7 @@ def test_another_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
 # -- values of another size than keys -------------------------------------------------------------
 
 
+@pytest.mark.turns("dtype")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
 @pytest.mark.parametrize(("dim", "value_dim"), [(24, 16), (5, 8), (192, 128)])
 def test_values_of_another_size(device: ct.Device, dim: int, value_dim: int, dtype: str) -> None:

@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.mark.devices(*EVERY)
+@pytest.mark.first("dtype", "webgpu", "webgpu-minimum")
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
 @pytest.mark.parametrize(
     ("n", "k"),

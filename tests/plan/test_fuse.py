@@ -286,6 +286,7 @@ PATTERNS = {
 }  # fmt: skip
 
 
+@pytest.mark.first("dtype", "webgpu")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_chains_join_norms_and_reductions(device: ct.Device, name: str, dtype: str) -> None:
