@@ -53,6 +53,7 @@ CASES = (
     Case("search", "search --shapes 1e6", 40),
     Case("first", "first --shapes qwen3-0.6b,qwen3-4b", 130),
     Case("generate-quantized", "generate --rows 1 --shapes 4b --dtypes q8_0,q4_k", 50),
+    Case("generate-k", "generate --rows 1,16 --shapes 4b --dtypes q4_k_m,q5_k,q6_k,iq4_xs", 90),
     Case("generate-8b", "generate --rows 1 --shapes 8b", 50),
     Case("generate-long", "generate --rows 1 --shapes 4b --prompt 8192,32768", 60),
     Case("generate-moe", "generate --rows 1,16 --shapes 30b-a3b", 60),
@@ -69,7 +70,14 @@ CASES = (
     Case("search-1e7", "search --shapes 1e7", 80),
     Case("cpu-speech", "transcribe --shapes tiny", 60, cpu=True),
 )
-WEBGPU = ("generate", "minilm", "sentence", "search", "speech")  # rows of both devices
+WEBGPU = (
+    "generate",
+    "generate-moe",
+    "minilm",
+    "sentence",
+    "search",
+    "speech",
+)  # rows of both devices
 
 
 def every(args: argparse.Namespace) -> None:

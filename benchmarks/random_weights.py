@@ -20,8 +20,10 @@ from centella.tensors.quantizers import QUANTIZERS, all_quantized
 
 ROWS = 1024
 MIXED = "q4_k_m"  # a mix of formats
-# Of a block of 256 the factor of its levels, and of the levels that are taken off.
-FACTORS = {"q4_k": (1e-4, 7.5e-4), "q5_k": (5e-5, 7.75e-4), "q6_k": (1.1e-4,)}
+# Of a block its factor, or that of its levels, and of the levels that are taken off.
+FACTORS = {"q4_k": (1e-4, 7.5e-4), "q5_k": (5e-5, 7.75e-4), "q6_k": (1.1e-4,), "iq4_nl": (2.9e-4,),
+           "iq4_xs": (1.6e-5,)}  # fmt: skip
+EXPONENT = 120  # of blocks of MXFP4
 SPREAD = 0.02
 
 
@@ -65,12 +67,15 @@ class Weights:
         n, k = shape
         rows, planes = min(n, ROWS), list[Any]()
         for plane in FORMATS[format].planes:
-            size = plane.shape(rows, k // 256)
+            blocks = k // FORMATS[format].block
+            size = plane.shape(rows, blocks)
             if plane.dtype is None:
-                planes.append(np.tile(np.array(FACTORS[format], np.float16), (rows, k // 256)))
-            elif plane.name == "levels":
+                planes.append(np.tile(np.array(FACTORS[format], np.float16), (rows, blocks)))
+            elif plane.name in ("levels", "factors"):
                 first, last, kind = (-16, 16, np.int8) if plane.dtype is i8 else (0, 64, np.uint8)
                 planes.append(self.random.integers(first, last, size, kind))
+            elif plane.name == "exponents":
+                planes.append(np.full(size, EXPONENT, np.uint8))
             else:
                 bits = 8 * plane.dtype.itemsize
                 planes.append(self.random.integers(0, 1 << bits, size, f"u{bits // 8}"))
