@@ -91,13 +91,30 @@ def test_python_m_is_the_command_line() -> None:
     assert subprocess.check_output(command, text=True) == f"centella {__version__}\n"
 
 
-def test_help_loads_no_driver_and_no_tokenizer() -> None:
+def loaded(arguments: list[str], names: tuple[str, ...]) -> list[str]:
+    """The modules of these names, or beginnings of them, that a command loads."""
     code = (
-        "import sys\nfrom centella.cli.app import build\nbuild()\n"
-        "print(*[m for m in ('wgpu', 'cuda', 'tokenizers', 'safetensors') if m in sys.modules])"
+        f"import sys\nfrom centella.cli.app import build\n"
+        f"build()({arguments}, standalone_mode=False)\n"
+        f"print('loaded', *[m for m in sys.modules if m.startswith({names})])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == []
+    return run.stdout.rpartition("loaded")[2].split()
+
+
+def test_help_loads_no_driver_and_no_tokenizer() -> None:
+    assert loaded(["--help"], ("wgpu", "cuda", "tokenizers", "safetensors")) == []
+
+
+def test_a_command_loads_no_other_and_no_other_task() -> None:
+    folder = ROOT / "tests" / "data" / "decoders" / "qwen3"
+    given = ["generate", "--model", str(folder), "--device", "cpu", "--max-tokens", "1", "hi"]
+    others = tuple(
+        [f"centella.cli.{name}" for name in COMMANDS if name != "generate"]
+        + [f"centella.tasks.{room}." for room in ("embed", "classify", "transcribe", "schedule")]
+        + ["centella.audio", "centella.models.bert", "centella.check", "rich"]
+    )
+    assert loaded(given, others) == []
 
 
 def test_without_the_extra_the_pip_line_is_printed() -> None:

@@ -423,7 +423,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     wide = json.dumps(config | {"max_position_embeddings": 4096})
     (folder / "config.json").write_text(wide)
     on = [folder if argument == MODEL else argument for argument in ON]
-    arguments = [*map(str, on), "--chat", "--max-tokens", "1000", "--temperature", "2"]
+    arguments = [*map(str, on), "--chat", "--max-tokens", "1000", "--ignore-eos"]
     with subprocess.Popen(
         [sys.executable, "-c", RUN, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,

@@ -13,7 +13,7 @@ import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.models import BertConfig, BertModel
+from centella.models.bert import BertConfig, BertModel
 from centella.tasks.load import load
 from tests.support.model_common import DATA, TINY, activations_of, copy_of, lengths_of, operations
 

@@ -11,7 +11,7 @@ import pytest
 
 import centella as ct
 from centella.errors import WeightsError
-from centella.models import BertConfig, BertModel
+from centella.models.bert import BertConfig, BertModel
 from centella.models.llama_encoder import LlamaEncoderConfig
 from centella.tasks.load import load
 from tests.support.model_common import DATA

@@ -1,34 +1,32 @@
-"""The subcommands and their help; each module beside this one has the options of its own."""
+"""The subcommands and their help; each module beside this one has the options of its own.
+
+The module of a command is imported when the command runs, or its help is shown.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from centella import __version__
-from centella.cli import (
-    bench,
-    check,
-    demo,
-    embed,
-    generate,
-    info,
-    kernels,
-    rank,
-    search,
-    transcribe,
-)
 from centella.cli.escape import in_line, printable
 from centella.cli.output import err, out
 from centella.cli.process import READER_LEFT, reason
 from centella.errors import CentellaError, DeviceError, DeviceLostError
+
+SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 
 
 def build() -> typer.Typer:
@@ -37,27 +35,21 @@ def build() -> typer.Typer:
         cls=Commands,
         help="Transformers on the GPU you have. Try: centella demo",
         no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        **SETTINGS,
     )
     app.callback()(options)
-    for name, (run, short, what, examples) in COMMANDS.items():
-        # The backspace tells click to keep the lines that follow.
-        lines = [what, "", "\b", "Examples:", *(f"  {line}" for line in examples)]
-        app.command(name, short_help=short, help="\n".join(lines))(run)
     return app
 
 
-# Each command: what it runs, its line in the list, its help, examples.
-COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
+# Each command, by the name of its module: its line in the list, its help, examples.
+COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "info": (
-        info.run, "Show devices, versions and extras.",
+        "Show devices, versions and extras.",
         "Show versions, devices, the default device and why, and the installed extras.",
         ("centella info", "centella info --json", "centella info --device webgpu:0"),
     ),
     "embed": (
-        embed.run, "Embed texts as vectors.", "Embed texts as vectors.",
+        "Embed texts as vectors.", "Embed texts as vectors.",
         ("centella embed 'data stays on the device' 'a cat on a mat'",
          "centella embed --file lines.txt --output vectors.npy",
          "centella embed --file lines.txt --output vectors.parquet",
@@ -65,21 +57,21 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella embed hello --device webgpu --ledger"),
     ),
     "search": (
-        search.run, "Search a file of vectors by meaning.",
+        "Search a file of vectors by meaning.",
         "Find the rows of a file of vectors, as embed saves them, that are nearest to a question.",
         ("centella search vectors.parquet 'how is memory freed?'",
          "centella search vectors.npy 'a cat on a mat' --file lines.txt --top 3",
          "centella search vectors.npy 'one' 'two' --json"),
     ),
     "rank": (
-        rank.run, "Put texts in the order of a question.",
+        "Put texts in the order of a question.",
         "Put texts in the order in which they answer a question, the best first.",
         ("centella rank --model models/reranker 'cats' 'they sleep' 'taxes'",
          "centella rank --model models/reranker 'a cat' --file lines.txt --top 3",
          "sort lines.txt | centella rank --model models/reranker 'cats' --file -"),
     ),
     "generate": (
-        generate.run, "Continue a prompt, or chat.",
+        "Continue a prompt, or chat.",
         "Continue a prompt with a language model, text as it comes; or chat with it.",
         ("centella generate --model models/qwen3 'Once upon a time'",
          "centella generate --model models/qwen3 --chat",
@@ -87,7 +79,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella generate --model models/qwen3 --file prompt.txt --json"),
     ),
     "transcribe": (
-        transcribe.run, "Write down what is said in audio.",
+        "Write down what is said in audio.",
         "Write down what is said in audio files, with times, as text, subtitles or JSON.",
         ("centella transcribe talk.mp3 --model models/whisper",
          "centella transcribe *.wav --model models/whisper --format srt --output .",
@@ -96,13 +88,13 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "arecord -f S16_LE -r 16000 | centella transcribe - --model models/whisper"),
     ),
     "kernels": (
-        kernels.run, "List kernels, or print the source of one.",
+        "List kernels, or print the source of one.",
         "List the library's kernels, or print the source of one (f32, a usual shape).",
         ("centella kernels", "centella kernels softmax",
          "centella kernels linear --target ptx --arch sm_90a", "centella kernels --json"),
     ),
     "check": (
-        check.run, "Check what this device computes.",
+        "Check what this device computes.",
         "Compute the cases of every operation on a device and compare them with float64; then "
         "measure it. Exits with 1 where something is wrong.",
         ("centella check", "centella check --device webgpu:0 --json report.json",
@@ -110,13 +102,13 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
          "centella check --model models/whisper --audio talk.wav"),
     ),
     "bench": (
-        bench.run, "Measure this device beside figures that trueno states.",
+        "Measure this device beside figures that trueno states.",
         "Check, count and time on this device what the Rust crates trueno and trueno-gpu state.",
         ("centella bench floor", "centella bench floor --device webgpu --json",
          "centella bench floor --device cpu --small"),
     ),
     "demo": (
-        demo.run, "Search text files by meaning.",
+        "Search text files by meaning.",
         "Search text files by meaning: yours, or centella's own documentation.",
         ("centella demo", "centella demo 'how is memory freed?'",
          "centella demo 'where do we parse dates?' --over src/",
@@ -128,8 +120,35 @@ COMMANDS: dict[str, tuple[Callable[..., None], str, str, tuple[str, ...]]] = {
 WORDS = "centella.words"  # of the command line, in its context
 
 
+class _Loaded(dict[str, Any]):
+    """Commands by their names, each built of its module when it is looked up first."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dict."""
+        if name in self and super().get(name) is None:
+            self[name] = _command(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get(name)
+
+
+def _command(name: str) -> Any:
+    short, what, examples = COMMANDS[name]
+    # The backspace tells click to keep the lines that follow.
+    lines = [what, "", "\b", "Examples:", *(f"  {line}" for line in examples)]
+    alone = typer.Typer(add_completion=False, **SETTINGS)
+    run = import_module(f"centella.cli.{name}").run
+    alone.command(name, short_help=short, help="\n".join(lines))(run)
+    return typer.main.get_command(alone)
+
+
 class Commands(TyperGroup):
     """Prints an error of the library, of a file or of a text in one line; --debug raises it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Loaded(dict.fromkeys(COMMANDS))
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Parse the options before a subcommand."""

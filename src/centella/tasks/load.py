@@ -17,9 +17,6 @@ from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device, every_device
 from centella.runtime.device import device as open_device
-from centella.tasks.classify.classifier import Classifier, TokenClassifier
-from centella.tasks.classify.label_runner import LabelRunner
-from centella.tasks.embed.embedder import Embedder
 from centella.tasks.families import (
     EMBEDDING_DECODER,
     HEADS,
@@ -29,7 +26,6 @@ from centella.tasks.families import (
     family_of,
     way_to,
 )
-from centella.tasks.generate.generator import Generator
 from centella.tensors.arguments import check_progress, flag, one_of, refuse_names
 from centella.tensors.quantizers import QUANTIZERS
 from centella.weights import open_checkpoint
@@ -37,6 +33,10 @@ from centella.weights.folder import find_model, is_gguf, read_config
 from centella.weights.model_files import is_file, read_json, show
 
 if TYPE_CHECKING:
+    from centella.tasks.classify.classifier import Classifier, TokenClassifier
+    from centella.tasks.classify.label_runner import LabelRunner
+    from centella.tasks.embed.embedder import Embedder
+    from centella.tasks.generate.generator import Generator
     from centella.tasks.transcribe.transcriber import Transcriber
 
 Devices = Literal["all"] | Sequence[str | Device]
@@ -242,7 +242,7 @@ def _on_several(
                 progress(number * total + done, len(opened) * total)
 
         model = load(device=where, progress=told, **options)
-        if not isinstance(model, Embedder | LabelRunner):
+        if not hasattr(model, "replicas"):
             raise WeightsError(
                 f"{options['path']}: devices: expected a model that embeds or classifies, got a "
                 f"{type(model).__name__}, which one device runs"

@@ -53,7 +53,7 @@ from centella.tensors.hints import Hinted
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from centella.models import BertModel
+    from centella.models.bert import BertModel
     from centella.tasks.text.tokenizer import Tokenizer
 
 Outputs = dict[str, Array]
