@@ -116,12 +116,12 @@ def noise(seconds: float, seed: int = 0, *, pink: bool = False) -> Array:
     return scaled(np.fft.irfft(spectrum, white.size))
 
 
-def score(found: Regions, expected: Regions, seconds: float) -> tuple[float, float]:
-    """Share of speech that is found; share of what is 0.5 s from any that is taken for speech."""
+def score(regions: Regions, expected: Regions, seconds: float) -> tuple[float, float]:
+    """The recall of speech, and the rate of false alarms 0.5 s or more away from speech."""
     speech, near, taken = (np.zeros(int(100 * seconds), bool) for _ in range(3))
     for start, end in expected:
         speech[int(100 * start) : int(100 * end)] = True
         near[max(int(100 * start) - 50, 0) : int(100 * end) + 50] = True
-    for start, end in found:
+    for start, end in regions:
         taken[int(100 * start) : int(100 * end)] = True
     return float(taken[speech].mean()), float(taken[~near].mean())

@@ -36,12 +36,12 @@ KINDS = ["noise", "silence", "tone", "click", "offset", "chirp"]
 
 
 def expected(samples: Array, num_mels: int, *, pad: bool = False) -> Array:
-    """transformers' own, without padding unless asked for."""
+    """The mel of transformers, without padding unless asked for."""
     transformers = pytest.importorskip("transformers")
     extractor = transformers.WhisperFeatureExtractor(feature_size=num_mels)
     if pad:
-        made = extractor(samples, sampling_rate=16000, return_tensors="np")["input_features"]
-        return np.asarray(made[0])
+        features = extractor(samples, sampling_rate=16000, return_tensors="np")["input_features"]
+        return np.asarray(features[0])
     return np.asarray(extractor._np_extract_fbank_features(samples[None], "cpu")[0])
 
 
@@ -55,7 +55,7 @@ def test_filters_are_slaneys(num_mels: int) -> None:
 @pytest.mark.parametrize("num_mels", [80, 128])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [160, 201, 479, 16001, 81919])
-def test_the_hosts_is_that_of_transformers(kind: str, n: int, num_mels: int) -> None:
+def test_mel_on_the_host_equals_transformers(kind: str, n: int, num_mels: int) -> None:
     samples = signal(kind, n)
     np.testing.assert_allclose(
         host_log_mel(samples, num_mels), expected(samples, num_mels), atol=1e-5
@@ -64,8 +64,8 @@ def test_the_hosts_is_that_of_transformers(kind: str, n: int, num_mels: int) -> 
 
 @pytest.mark.devices("cpu", "webgpu", "webgpu-hardware", "cuda")
 @pytest.mark.parametrize("num_mels", [80, 128])
-def test_mel_is_that_of_the_file(num_mels: int, device: ct.Device) -> None:
-    """As the test above, by what tests/reference/whisper.py has stored."""
+def test_mel_equals_the_stored_reference(num_mels: int, device: ct.Device) -> None:
+    """The reference is what tests/reference/whisper.py stored."""
     stored = np.load(Path(__file__).parents[1] / "data" / "whisper" / "mel.npz")[f"mel{num_mels}"]
     noise = 0.01 * np.random.default_rng(3).standard_normal(24000)
     samples = (signal("chirp", 24000).astype(np.float64) + noise).astype(np.float32)
@@ -73,13 +73,13 @@ def test_mel_is_that_of_the_file(num_mels: int, device: ct.Device) -> None:
     np.testing.assert_allclose(on_device(samples, num_mels, device), stored, atol=1e-4)
 
 
-def test_a_window_padded_to_30_s_is_the_extractors() -> None:
+def test_a_window_padded_to_30_s_equals_transformers() -> None:
     samples = signal("chirp", 50001)
     window = np.pad(samples, (0, 480000 - 50001))
     np.testing.assert_allclose(host_log_mel(window), expected(samples, 80, pad=True), atol=1e-4)
 
 
-def test_rows_are_apart_and_short_ones_have_no_frame() -> None:
+def test_rows_are_independent_and_short_ones_have_no_frame() -> None:
     rows = np.stack([signal("tone", 4000), signal("noise", 4000)])
     np.testing.assert_array_equal(host_log_mel(rows)[1], host_log_mel(rows[1]))
     assert host_log_mel(rows[:, :159]).shape == (2, 80, 0)
@@ -105,32 +105,32 @@ def on_device(samples: Array, num_mels: int, device: ct.Device) -> Array:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_devices_is_that_of_transformers(kind: str, device: ct.Device) -> None:
+def test_mel_on_a_device_equals_transformers(kind: str, device: ct.Device) -> None:
     sizes = [160, 200, 201] if device.name == "simulator" else [160, 200, 479, 16001]
     for n, num_mels in zip(sizes, [128, 80, 80, 128], strict=False):
         samples = signal(kind, n)
-        found = on_device(samples, num_mels, device)
-        np.testing.assert_allclose(found, expected(samples, num_mels), atol=1e-4)
+        spectrogram = on_device(samples, num_mels, device)
+        np.testing.assert_allclose(spectrogram, expected(samples, num_mels), atol=1e-4)
 
 
 @pytest.mark.devices("cpu", "webgpu", "cuda")
 @pytest.mark.parametrize("hertz", [21.8, 80.425, 240.8, 320.028, 997.3, 7321.1])
-def test_what_is_quiet_beside_a_tone(device: ct.Device, hertz: float) -> None:
-    """Bands 80 dB below a tone whose window leaves nearly nothing in them."""
+def test_quiet_bands_beside_a_loud_tone(device: ct.Device, hertz: float) -> None:
+    """The window leaves bands 80 dB below the tone nearly empty."""
     samples = (0.5 * np.sin(2 * np.pi * hertz * np.arange(16000) / 16000)).astype(np.float32)
     for num_mels in (80, 128):
-        found = on_device(samples, num_mels, device)
-        np.testing.assert_allclose(found, host_log_mel(samples, num_mels), atol=1e-5)
+        spectrogram = on_device(samples, num_mels, device)
+        np.testing.assert_allclose(spectrogram, host_log_mel(samples, num_mels), atol=1e-5)
 
 
 @pytest.mark.devices("cpu", "webgpu", "cuda")
-def test_a_padded_window_on_a_device_is_the_extractors(device: ct.Device) -> None:
-    """Speech-like sound with an offset, quieter by 50 dB than the offset, and two rows apart."""
+def test_a_padded_window_on_a_device_equals_transformers(device: ct.Device) -> None:
+    """A chirp 50 dB below a constant offset, and noise: two independent rows."""
     rows = np.zeros((2, 480000), np.float32)
     rows[0, :50001] = 0.3 + 1e-3 * signal("chirp", 50001)
     rows[1] = signal("noise", 480000)
-    found = on_device(rows, 80, device)
-    for row, one in zip(rows, found, strict=True):
+    spectrograms = on_device(rows, 80, device)
+    for row, one in zip(rows, spectrograms, strict=True):
         np.testing.assert_allclose(one, expected(row, 80, pad=True), atol=1e-4)
 
 
@@ -140,12 +140,12 @@ def test_a_replay_uploads_its_samples_alone(device: ct.Device) -> None:
     rows = np.stack([signal("tone", 3333), signal("noise", 3333)])
     compute(rows)
     with ct.ledger() as led:
-        found = compute(rows).numpy()
+        spectrograms = compute(rows).numpy()
     led.expect(uploads=1, downloads=1, submissions=1, compiles=0)
     assert led.upload_bytes < rows.nbytes + 512
-    np.testing.assert_allclose(found, host_log_mel(rows), atol=1e-4)
+    np.testing.assert_allclose(spectrograms, host_log_mel(rows), atol=1e-4)
     again = on_device(rows, 80, device)  # its constants are not of the capture alone
-    np.testing.assert_array_equal(again, found)
+    np.testing.assert_array_equal(again, spectrograms)
 
 
 @pytest.mark.devices("cpu", "webgpu")

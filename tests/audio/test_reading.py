@@ -45,11 +45,11 @@ def wav_bytes(samples: Array, rate: int, bits: int = 16, length: int | None = No
     return b"RIFF" + struct.pack("<I", len(body + fmt + data)) + body + fmt + data
 
 
-def similar(found: Array, expected: Array, tolerance: float) -> None:
+def similar(samples: Array, expected: Array, tolerance: float) -> None:
     """The middle agrees; ends ring where a filter or a coder meets silence."""
-    size = min(len(found), len(expected))
+    size = min(len(samples), len(expected))
     inside = slice(800, size - 2000)
-    np.testing.assert_allclose(found[inside], expected[inside], atol=tolerance)
+    np.testing.assert_allclose(samples[inside], expected[inside], atol=tolerance)
 
 
 class ReadAlone:
@@ -63,7 +63,7 @@ class ReadAlone:
         return some
 
 
-def test_samples_of_what_can_only_be_read() -> None:
+def test_a_source_that_has_only_read() -> None:
     samples = np.arange(100, dtype=np.int16)
     with open_audio(ReadAlone(samples.tobytes()), rate=16000, dtype="int16") as stream:  # type: ignore[arg-type]  # it has `read`
         assert stream.live
@@ -109,7 +109,7 @@ def test_stereo_at_44100_of_soundfile(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
-def test_pieces_are_those_of_the_whole_at_exact_positions(rate: int) -> None:
+def test_pieces_join_to_the_resampled_whole(rate: int) -> None:
     soxr = pytest.importorskip("soxr")
     given = np.random.default_rng(rate).standard_normal(3 * rate + 17).astype(np.float32)
     stream = open_audio(given, rate=rate)
@@ -281,8 +281,8 @@ def test_what_is_refused(given: Any, options: dict[str, Any], text: str) -> None
         read_audio(given, **options)
 
 
-def test_what_is_open_or_not() -> None:
-    """An AudioStream is given back; counts are whole numbers."""
+def test_open_audio_of_a_stream_and_bad_counts() -> None:
+    """A stream is returned as it is; bad counts and closed files are refused."""
     with open_audio(np.arange(8, dtype=np.float32)) as stream:
         assert open_audio(stream) is stream
         for count in (-1, 1.5, "a"):
@@ -374,14 +374,14 @@ def test_containers_by_pyav_and_by_ffmpeg(
     ffmpeg(*video, *late, "-i", tmp_path / "a.wav", f"file:{path}")
     without(monkeypatch, hidden)
     with open_audio(path) as stream:
-        found = stream.read()
-        assert stream.duration == pytest.approx(found.size / 16000, abs=0.05)
+        samples = stream.read()
+        assert stream.duration == pytest.approx(samples.size / 16000, abs=0.05)
     if late:  # the positions are times of the file
-        assert np.abs(found[:11500]).max() < 0.01
-        found = found[12000:]
-    assert found.size == pytest.approx(48000, abs=1500)
-    similar(found, tone(3.0), 0.05) if kind == "m4a" else None
-    level = np.sqrt(np.mean(found[8000:40000] ** 2))
+        assert np.abs(samples[:11500]).max() < 0.01
+        samples = samples[12000:]
+    assert samples.size == pytest.approx(48000, abs=1500)
+    similar(samples, tone(3.0), 0.05) if kind == "m4a" else None
+    level = np.sqrt(np.mean(samples[8000:40000] ** 2))
     assert level == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
     with open_audio(path) as stream:  # closed before its end
         assert stream.read(100).size == 100

@@ -29,15 +29,15 @@ def test_each_window_gets_its_context_and_the_state_before_it(version: int, tmp_
     """The stand-in counts windows, and gives 0 where a context is not the end of the last one."""
     network = opened(tmp_path, "count", version)
     sound, rng = noise(7.3), np.random.default_rng(0)
-    levels, found, first = SileroLevels(network), list[float](), 0
+    levels, probabilities, first = SileroLevels(network), list[float](), 0
     while first < sound.size:
         piece = sound[first : first + int(rng.integers(1, 3000))]
-        found += levels.push(piece)
+        probabilities += levels.push(piece)
         first += piece.size
-        assert len(found) == first // WINDOW
-    found += levels.finish()
+        assert len(probabilities) == first // WINDOW
+    probabilities += levels.finish()
     counts = np.arange(1, -(-sound.size // WINDOW) + 1)
-    np.testing.assert_allclose(found, counts / 100000, rtol=1e-5)
+    np.testing.assert_allclose(probabilities, counts / 100000, rtol=1e-5)
 
 
 def test_the_stand_in_knows_another_context(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_the_stand_in_knows_another_context(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("seconds", [0.001, 0.032, 0.5, 3.0])
-def test_levels_are_those_of_windows(version: int, seconds: float, tmp_path: Path) -> None:
+def test_each_window_has_its_own_level(version: int, seconds: float, tmp_path: Path) -> None:
     """The last window has zeros behind the sound."""
     sound = noise(seconds) * np.linspace(0.01, 2.0, int(seconds * RATE), dtype=np.float32)
     levels = SileroLevels(opened(tmp_path, version=version))
-    found = levels.push(sound) + levels.finish()
+    probabilities = levels.push(sound) + levels.finish()
     padded = np.pad(sound, (0, -sound.size % WINDOW)).reshape(-1, WINDOW)
     power = np.mean(padded.astype(np.float64) ** 2, axis=1)
-    np.testing.assert_allclose(found, power / (power + 1e-3), rtol=1e-4)
+    np.testing.assert_allclose(probabilities, power / (power + 1e-3), rtol=1e-4)
 
 
 def windows(*levels: float) -> Array:
@@ -92,20 +92,20 @@ def test_rules_have_their_meaning_for_probabilities(
     expected: list[tuple[float, float]],
     tmp_path: Path,
 ) -> None:
-    found = speech_regions(windows(*levels), rules, opened(tmp_path))
-    assert found == [pytest.approx(region) for region in expected]
+    regions = speech_regions(windows(*levels), rules, opened(tmp_path))
+    assert regions == [pytest.approx(region) for region in expected]
 
 
-def test_recordings_that_share_a_network_do_not_meet(tmp_path: Path) -> None:
+def test_recordings_that_share_a_network_do_not_mix(tmp_path: Path) -> None:
     network = opened(tmp_path)
     sounds = [np.concatenate([np.zeros(RATE * s), babble(2.0, s)]) for s in (1, 2)]
     alone = [speech_regions(sound, vad_model=network) for sound in sounds]
     running = [SpeechDetector(vad_model=network) for _ in sounds]
-    found = [list[tuple[float, float]]() for _ in sounds]
+    regions_by_sound = [list[tuple[float, float]]() for _ in sounds]
     for first in range(0, 4 * RATE, 700):
-        for regions, detector, sound in zip(found, running, sounds, strict=True):
+        for regions, detector, sound in zip(regions_by_sound, running, sounds, strict=True):
             regions += detector.push(sound[first : first + 700])
-    assert [f + d.finish() for f, d in zip(found, running, strict=True)] == alone
+    assert [f + d.finish() for f, d in zip(regions_by_sound, running, strict=True)] == alone
 
 
 def other(**changes: Any) -> bytes:
@@ -147,7 +147,7 @@ BAD = {
 def test_files_of_another_kind(
     kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The error names the file, and nothing else is said."""
+    """The error names the file, and nothing else is printed."""
     path = written(tmp_path / "a.onnx", BAD[kind][0])
     with pytest.raises(WeightsError, match=rf"a\.onnx: expected .*{BAD[kind][1]}") as raised:
         SileroModel(path)
@@ -156,7 +156,7 @@ def test_files_of_another_kind(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_is_no_probability_is_refused(tmp_path: Path) -> None:
+def test_outputs_that_are_no_probability_are_refused(tmp_path: Path) -> None:
     """Also where the file has the interface, and the first window has a probability."""
     path = written(tmp_path / "a.onnx", other())  # the mean of samples
     network = SileroModel(path)

@@ -84,27 +84,27 @@ def test_recall_and_false_alarms(
 
 @pytest.mark.parametrize("kind", ["syllables", "espeak-ng"])
 @pytest.mark.parametrize("behind", ["white", "pink", "chords"])
-def test_what_is_far_below_speech(kind: str, behind: str, detector: Path | None) -> None:
-    """20 dB below: either detector tells it from speech, and its regions end where speech does."""
+def test_sounds_20_db_below_speech(kind: str, behind: str, detector: Path | None) -> None:
+    """Either detector tells them from speech; no region ends behind the recording."""
     sound, expected = speech(kind)
     seconds = sound.size / RATE
-    found = speech_regions(sound + BEHIND[behind](seconds)[: sound.size] / 10, vad_model=detector)
-    recall, false = score(found, expected, seconds)
+    regions = speech_regions(sound + BEHIND[behind](seconds)[: sound.size] / 10, vad_model=detector)
+    recall, false = score(regions, expected, seconds)
     assert recall >= 0.98
     assert false <= 0.05
-    assert found[-1][1] <= seconds
+    assert regions[-1][1] <= seconds
 
 
 @pytest.mark.parametrize("kind", ["syllables", "espeak-ng"])
 @pytest.mark.parametrize("gain", [1.0, 0.01, 5.0])
 def test_the_level_does_not_matter(kind: str, gain: float) -> None:
     sound, expected = speech(kind)
-    found = speech_regions(sound * np.float32(gain))
-    recall, false = score(found, expected, sound.size / RATE)
+    regions = speech_regions(sound * np.float32(gain))
+    recall, false = score(regions, expected, sound.size / RATE)
     assert recall >= 0.98
     assert false == 0.0
-    assert len(found) == len(expected)
-    for (start, end), (first, last) in zip(found, expected, strict=True):
+    assert len(regions) == len(expected)
+    for (start, end), (first, last) in zip(regions, expected, strict=True):
         assert first - 0.35 <= start <= first
         assert last <= end <= last + 0.35
 
@@ -123,10 +123,10 @@ def test_the_level_does_not_matter(kind: str, gain: float) -> None:
     ],
     ids="silence white pink steps clicks chords chords2 still vibrato melody slow".split(),
 )  # fmt: skip
-def test_what_is_no_speech(make: Callable[[], Array], alarms: float) -> None:
+def test_sounds_without_speech(make: Callable[[], Array], alarms: float) -> None:
     sound = make()
-    found = speech_regions(sound.astype(np.float32))
-    assert score(found, [(0.0, 0.01)], sound.size / RATE)[1] <= alarms
+    regions = speech_regions(sound.astype(np.float32))
+    assert score(regions, [(0.0, 0.01)], sound.size / RATE)[1] <= alarms
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_pieces_of_any_size_give_the_regions_of_the_whole(
     assert len(whole) >= 5
     assert whole[-1][1] <= sound.size / RATE
     for size in (1000, 77777):
-        running, found = SpeechDetector(rules, detector), Regions()
+        running, regions = SpeechDetector(rules, detector), Regions()
         for first in range(0, sound.size, size):
-            found += running.push(sound[first : first + size])
+            regions += running.push(sound[first : first + size])
             seen = min(first + size, sound.size) / RATE
-            assert all(end <= seen for _, end in found)
-            assert seen - 4.5 <= running.settled <= seen or found[-1:] != whole[-1:]
-        assert found + running.finish() == whole
+            assert all(end <= seen for _, end in regions)
+            assert seen - 4.5 <= running.settled <= seen or regions[-1:] != whole[-1:]
+        assert regions + running.finish() == whole
     cut = list(speech_pieces(iter(np.array_split(sound, 50)), rules, detector))
     assert [start for start, _ in cut] == [start for start, _ in whole]
     for (start, piece), (_, end) in zip(cut, whole, strict=True):
@@ -170,8 +170,8 @@ def test_levels_do_not_depend_on_the_pieces(
     sound, size = speech("syllables")[0].astype(np.float32), round(seconds * RATE)
     whole, pieces = voice.EnergyLevels(), voice.EnergyLevels()
     expected = whole.push(sound) + whole.finish()
-    found = [x for i in range(0, len(sound), size) for x in pieces.push(sound[i : i + size])]
-    np.testing.assert_allclose(found + pieces.finish(), expected, atol=1e-6)
+    levels = [x for i in range(0, len(sound), size) for x in pieces.push(sound[i : i + size])]
+    np.testing.assert_allclose(levels + pieces.finish(), expected, atol=1e-6)
     assert max(sizes) <= 50
 
 
@@ -187,13 +187,13 @@ def test_a_long_region_is_cut_at_its_quietest_point(detector: Path | None) -> No
     quiet = (25.3, 53.9)
     for second in quiet:
         sound[int(second * RATE) : int((second + 0.3) * RATE)] *= 0.001
-    found = speech_regions(sound, vad_model=detector)
-    assert len(found) == 3
-    assert all(end - start <= 30.0 for start, end in found)
-    for (_, end), (start, _), second in zip(found, found[1:], quiet, strict=False):
+    regions = speech_regions(sound, vad_model=detector)
+    assert len(regions) == 3
+    assert all(end - start <= 30.0 for start, end in regions)
+    for (_, end), (start, _), second in zip(regions, regions[1:], quiet, strict=False):
         assert end == start == pytest.approx(second + 0.15, abs=0.15)
-    assert found[0][0] == 0.0
-    assert found[-1][1] == pytest.approx(75.0, abs=0.1)
+    assert regions[0][0] == 0.0
+    assert regions[-1][1] == pytest.approx(75.0, abs=0.1)
 
 
 def test_rules(detector: Path | None) -> None:
@@ -255,9 +255,9 @@ def test_integers_and_files_are_sound_too(tmp_path: Path, detector: Path | None)
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(sound.tobytes())
-    found = speech_regions(sound / np.float32(32768), vad_model=detector)
+    regions = speech_regions(sound / np.float32(32768), vad_model=detector)
     for same in (sound, tmp_path / "a.wav"):
-        assert found and found == speech_regions(same, vad_model=detector)
+        assert regions and regions == speech_regions(same, vad_model=detector)
 
 
 @pytest.mark.parametrize("after", [True, False])

@@ -70,7 +70,7 @@ class TestDevicesOfCuda:
         assert ct.device("cuda") is ct.device("cuda:0") is first
         assert fake.retained == 2
 
-    def test_groups_that_meet_and_are_too_many(self, fake: FakeCuda) -> None:
+    def test_more_groups_than_a_grid_barrier_can_hold(self, fake: FakeCuda) -> None:
         """They are refused before anything is on a stream: the device stays usable."""
         device, most = ct.device("cuda"), 2 * (1 << 16)
 
@@ -168,7 +168,7 @@ class TestSubmissionsOfCudaThatFindNoMemory:
         patch.setattr(fake.driver, name, call)
 
     @pytest.mark.parametrize("after", [0, 1, 2])
-    def test_among_the_launches(
+    def test_no_memory_among_the_launches(
         self, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, after: int
     ) -> None:
         """Nothing is run twice: a State would be changed twice."""
@@ -182,7 +182,9 @@ class TestSubmissionsOfCudaThatFindNoMemory:
         assert device.lost
 
     @pytest.mark.parametrize("name", ["cuEventCreate", "cuMemHostAlloc"])
-    def test_before_them(self, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def test_no_memory_before_the_launches(
+        self, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
         """What was taken is given back, and it can be tried again."""
         device = opened()
         backend: Any = device.backend
@@ -249,10 +251,10 @@ class TestStreamsOfCuda:
         device = opened()
         x = ct.asarray(X, device=device)
         x.numpy()
-        before = fake.made
+        before = fake.stream_calls
         for _ in range(5):
             ct.softmax(ct.relu(x @ x.T)).numpy()
-        assert fake.made == before
+        assert fake.stream_calls == before
         assert len({op.stream for op in fake.ops}) == 1
 
     def test_what_was_recorded_before_goes_to_the_stream_before(self, fake: FakeCuda) -> None:
@@ -348,12 +350,12 @@ class TestStreamsOfCuda:
             app = fake.put("application", theirs)
             assert fake.ops[-2].before(app)
             elsewhere(lambda: (x * 3.0).native)
-            made = fake.put("producer", producer)
+            producer_op = fake.put("producer", producer)
             interface = {"shape": (4,), "typestr": "<f4", "data": (address, True), "version": 3}
             native = SimpleNamespace(__cuda_array_interface__={**interface, "stream": producer})
             z = ct.Tensor.from_buffer(native, 4, "f32", device=device)
             elsewhere(lambda: (z * 2.0).native)
-            assert made.before(fake.ops[-1])
+            assert producer_op.before(fake.ops[-1])
             assert contextvars.copy_context().run(lambda: device.native.stream) == theirs
             inherited = contextvars.copy_context()  # as asyncio.to_thread has it
             assert elsewhere(lambda: inherited.run(lambda: device.native.stream)) != theirs
@@ -425,9 +427,9 @@ class TestMemoryOfCuda:
             "version": 3,
             **more,
         }
-        made = Owner()
-        made.__cuda_array_interface__ = interface  # type: ignore[attr-defined]  # as arrays have it
-        return made
+        owner = Owner()
+        owner.__cuda_array_interface__ = interface  # type: ignore[attr-defined]  # as arrays have it
+        return owner
 
     def test_addresses_and_array_interfaces(self, fake: FakeCuda) -> None:
         device = opened()
@@ -529,7 +531,7 @@ class TestMemoryOfCuda:
 
         return Exporter((2, ordinal), capsule)
 
-    def test_dlpack_comes_in(self, fake: FakeCuda) -> None:
+    def test_import_by_dlpack(self, fake: FakeCuda) -> None:
         device = opened()
         data = np.arange(40, dtype=np.float16).reshape(5, 8)
         array = self.exporter(fake, data)
@@ -555,7 +557,7 @@ class TestMemoryOfCuda:
             ct.from_dlpack(self.exporter(fake, data, 1), device=device)
         assert ct.from_dlpack(self.exporter(fake, data[:0])).shape == (0, 8)
 
-    def test_slices_come_in_where_they_lie(self, fake: FakeCuda) -> None:
+    def test_slices_are_imported_in_place(self, fake: FakeCuda) -> None:
         opened()
         data = np.arange(48, dtype=np.float32).reshape(6, 8)
         address = self.filled(fake, data)
@@ -570,7 +572,7 @@ class TestMemoryOfCuda:
             assert native % 16 == 0
             assert native + start == address + 4 * first
 
-    def test_dlpack_goes_out(self, fake: FakeCuda) -> None:
+    def test_export_by_dlpack(self, fake: FakeCuda) -> None:
         device = opened()
         data = np.arange(15, dtype=np.float32).reshape(3, 5)
         x = ct.asarray(data, device=device)
@@ -596,7 +598,7 @@ class TestMemoryOfCuda:
             x.__dlpack__(dl_device=(1, 0))
         assert start == 0
 
-    def test_who_cannot_be_told_gets_a_copy(self, fake: FakeCuda) -> None:
+    def test_exports_that_are_copied(self, fake: FakeCuda) -> None:
         device = opened()
         x = ct.asarray(X, device=device)
         for copy, version in ((None, None), (True, (1, 0))):

@@ -17,7 +17,7 @@ pytest.importorskip("cuda.bindings.driver")
 
 
 def test_a_map_follows_from_address_and_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made once for operands that lie where they did; extents and strides are the launch's."""
+    """Encoded once per operand and address; extents and strides are those of the launch."""
     from centella.backends.cuda import maps
     from centella.backends.cuda.driver import driver
 
@@ -34,17 +34,17 @@ def test_a_map_follows_from_address_and_parameters(monkeypatch: pytest.MonkeyPat
     words[offset] = 64
     program = program_of(ir, CAPS)
     bound = Launch(program, (2, 0, 1), (), 2, words.tobytes(), launch.call.groups)
-    made = maps.TensorMaps()
-    places = [0x2000, 0x3000, 0x1000]
-    assert len(made.of(bound, places.__getitem__)) == 3 * 128
+    tensor_maps = maps.TensorMaps()
+    addresses = [0x2000, 0x3000, 0x1000]
+    assert len(tensor_maps.of(bound, addresses.__getitem__)) == 3 * 128
     kind, rank, start, extents, strides, box, *_ = asked[0]
     assert (kind.name[-7:], rank, start) == ("FLOAT16", 3, 0x1000 + 2 * 64)
     assert [int(n) for n in extents] == [136, 300, 1]
     assert [int(n) for n in strides] == [272, 16]  # of one batch there is no next
     assert [int(n) for n in box] == [64, 128, 1]
     assert [args[2] for args in asked[1:]] == [0x2000, 0x3000]
-    made.of(bound, places.__getitem__)
+    tensor_maps.of(bound, addresses.__getitem__)
     assert len(asked) == 3
-    places[0] = 0x8000  # another weight
-    made.of(bound, places.__getitem__)
+    addresses[0] = 0x8000  # another weight
+    tensor_maps.of(bound, addresses.__getitem__)
     assert len(asked) == 4 and asked[3][2] == 0x8000

@@ -88,15 +88,15 @@ def no_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cffi.FFI, "cdef", cdef)
 
 
-def check(made: Any) -> None:
+def check(module: Any) -> None:
     """What MODULE has, by whichever FFI."""
-    ffi, lib = made.ffi, made.lib
+    ffi, lib = module.ffi, module.lib
     assert lib.abs(-3) == 3 and lib.MOST == 2**64 - 1 and lib.TWO == 2
     thing = ffi.new("Thing *", {"a": 5})
     thing.next = thing
-    assert thing.next.a == 5 and made.back(3) == 4
-    assert made.math.pi > 3 and made.other is None and made.version >= (1, 10)
-    assert isinstance(made.second, cffi.FFI)
+    assert thing.next.a == 5 and module.back(3) == 4
+    assert module.math.pi > 3 and module.other is None and module.version >= (1, 10)
+    assert isinstance(module.second, cffi.FFI)
     inner = sys.modules["likewgpu._ffi"]
     assert type(inner.__loader__).__module__ == "_frozen_importlib_external"
     assert inner.__builtins__ == vars(builtins)
@@ -155,7 +155,7 @@ def test_a_file_that_others_may_write_is_not_read(new: Make, folder: Path) -> No
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="its folder is another variable's")
-def test_no_folder_of_ones_own_is_no_folder(
+def test_without_a_cache_folder_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -165,39 +165,41 @@ def test_no_folder_of_ones_own_is_no_folder(
     assert caches.kept("name") is None and not list(tmp_path.iterdir())
 
 
-def test_a_search_under_way_keeps_its_finders(new: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meta_path_is_replaced_and_not_changed_in_place(
+    new: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sys.meta_path
-    held = list(before)
+    finders = list(before)
     new()
-    assert before == held == sys.meta_path and sys.meta_path is not before
+    assert before == finders == sys.meta_path and sys.meta_path is not before
 
 
 def test_a_cffi_that_cannot_write(new: Make, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import cffi.recompiler
 
     monkeypatch.delattr(cffi.recompiler, "make_py_source")
-    found = new()
-    check(found)
-    assert isinstance(found.ffi, cffi.FFI) and not folder.exists()
+    module = new()
+    check(module)
+    assert isinstance(module.ffi, cffi.FFI) and not folder.exists()
 
 
 @pytest.mark.parametrize("more", [
     'ffi.cdef("int labs(int);")', 'ffi.cdef("int labs(int);", override=True)', "ffi.include(FFI())",
 ])  # fmt: skip
-def test_a_wgpu_with_other_insides_goes_through_the_parser(new: Make, more: str) -> None:
+def test_a_wgpu_with_other_contents_is_parsed(new: Make, more: str) -> None:
     for _ in range(2):
-        found = new(more)
-        check(found)
-        assert isinstance(found.ffi, cffi.FFI)
+        module = new(more)
+        check(module)
+        assert isinstance(module.ffi, cffi.FFI)
 
 
-def test_an_error_of_wgpu_is_its_own(new: Make) -> None:
+def test_an_error_while_wgpu_is_imported_is_raised(new: Make) -> None:
     with pytest.raises(RuntimeError, match="no library"):
         new("raise RuntimeError('no library')")
     assert not [f for f in sys.meta_path if isinstance(f, declarations.Finder)]
 
 
-def test_no_parser_declares_what_the_parser_does() -> None:
+def test_declarations_without_a_parser_equal_the_parsers() -> None:
     """Every type, field, number and function of wgpu's header."""
     from wgpu.backends.wgpu_native import _ffi
 
@@ -211,13 +213,15 @@ def test_no_parser_declares_what_the_parser_does() -> None:
         return str(kind.cname).replace("struct ", "").replace("enum ", "")
 
     def shown(kind: Any, opaque: bool) -> list[Any]:
-        found = [spelled(kind), kind.kind]
+        description = [spelled(kind), kind.kind]
         if kind.kind in ("struct", "union") and not opaque:
-            found.append(parsed.sizeof(kind))
-            found += [(n, spelled(f.type), f.offset, f.bitsize, f.flags) for n, f in kind.fields]
+            description.append(parsed.sizeof(kind))
+            description += [
+                (n, spelled(f.type), f.offset, f.bitsize, f.flags) for n, f in kind.fields
+            ]
         if kind.kind == "enum":
-            found += [parsed.sizeof(kind), kind.elements]
-        return found
+            description += [parsed.sizeof(kind), kind.elements]
+        return description
 
     names = written.list_types()
     assert len(names[0]) > 200 and names == parsed.list_types()
@@ -226,18 +230,18 @@ def test_no_parser_declares_what_the_parser_does() -> None:
         opaque = theirs.kind == "struct" and theirs.fields is None  # cffi aborts if asked by a file
         assert shown(written.typeof(name), opaque) == shown(theirs, opaque), name
     assert dir(by_file) == dir(by_parser)
-    found = 0
+    compared = 0
     for name in dir(by_parser):
         try:
             theirs = getattr(by_parser, name)
         except (AttributeError, NotImplementedError):  # declared, not in the library; no number
             continue
-        ours, found = getattr(by_file, name), found + 1
+        ours, compared = getattr(by_file, name), compared + 1
         if not isinstance(theirs, int):
             assert spelled(written.typeof(ours)) == spelled(parsed.typeof(theirs)), name
         else:
             assert ours == theirs, name
-    assert found > 500
+    assert compared > 500
 
 
 def test_a_second_process_needs_no_parser(folder: Path) -> None:

@@ -49,7 +49,7 @@ def submits(where: ct.Device, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many dispatches each `queue.submit` had."""
     from centella.backends.webgpu import backend, raw
 
-    found: list[int] = []
+    sizes: list[int] = []
     submit = raw.submit
 
     class Counted(raw.Encoder):
@@ -60,19 +60,19 @@ def submits(where: ct.Device, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().launch(dispatches, stamps)
 
         def finish(self) -> Any:
-            return Held(super().finish(), self.launches)
+            return CountedCommands(super().finish(), self.launches)
 
-    class Held:
+    class CountedCommands:
         def __init__(self, commands: raw.Commands, launches: int) -> None:
             self._commands, self.handle, self.launches = commands, commands.handle, launches
 
     def counted(queue: Any, commands: Any) -> None:
-        found.append(sum(one.launches for one in commands))
+        sizes.append(sum(one.launches for one in commands))
         submit(queue, commands)
 
     monkeypatch.setattr(backend, "Encoder", Counted)
     monkeypatch.setattr(raw, "submit", counted)
-    return found
+    return sizes
 
 
 @webgpu
@@ -125,7 +125,7 @@ def work(*seconds: float, pace: Pace) -> Submission:
     return Submission([], loads=loads, total=Load(sum(flops)))
 
 
-def test_where_it_is_cut() -> None:
+def test_where_a_submission_is_cut() -> None:
     pace = Pace("DiscreteGPU")
     assert pace.cuts(work(0.1, 0.1, 0.04, pace=pace)) == ()
     assert pace.cuts(work(0.1, 0.1, 0.1, 0.1, pace=pace)) == [2]
@@ -137,7 +137,7 @@ def test_where_it_is_cut() -> None:
     assert Pace("Unknown").seconds(Load(1e9)) > pace.seconds(Load(1e9))
 
 
-def test_what_is_seen_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_is_learned_from_watched_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("centella.backends.webgpu.pace.time.perf_counter", lambda: now[0])
     pace, second = Pace("DiscreteGPU"), Load(GUESS["DiscreteGPU"][0], 0)
@@ -173,21 +173,21 @@ def test_what_is_seen_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @webgpu
-def test_a_replay_teaches_the_pace_to_who_waits_for_another(device: ct.Device) -> None:
-    """Its end is seen by who waits for what came after it, as a read-back does."""
-    made, pace = own(device), Pace("DiscreteGPU")
-    made.backend.pace = pace  # type: ignore[attr-defined]
+def test_a_replay_is_timed_by_a_later_wait(device: ct.Device) -> None:
+    """A thread that waits for later work, as a read-back does, sees the replay end."""
+    own_device, pace = own(device), Pace("DiscreteGPU")
+    own_device.backend.pace = pace  # type: ignore[attr-defined]
     x = np.ones((256, 512), np.float32)
-    fn = made.compile(lambda x: chain(x @ x.T), x)
+    fn = own_device.compile(lambda x: chain(x @ x.T), x)
     for _ in range(3):
         y = fn(x)  # nobody waits for this itself
-        made.synchronize()
+        own_device.synchronize()
     np.testing.assert_allclose(y.numpy().sum(-1), 1, rtol=1e-4)
     assert pace.known
     assert not pace.watched
 
 
-def test_the_end_of_what_is_known_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_submission_is_near_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("centella.backends.webgpu.pace.time.perf_counter", lambda: now[0])
     pace, second = Pace("DiscreteGPU"), Load(GUESS["DiscreteGPU"][0], 0)

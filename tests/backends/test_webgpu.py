@@ -29,12 +29,12 @@ class Driver:
         self.waits: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._library, name)
+        attribute = getattr(self._library, name)
         if name.startswith("wgpu"):
             self.calls[name] += 1
         if name == "wgpuDevicePoll":
             return self._poll
-        return self._submit if name == "wgpuQueueSubmit" else found
+        return self._submit if name == "wgpuQueueSubmit" else attribute
 
     def _submit(self, queue: Any, number: int, commands: Any) -> None:
         self.submitted += number
@@ -54,7 +54,7 @@ def driver(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> Driver:
     return counted
 
 
-def test_subgroups_are_what_a_probe_agrees_with(device: ct.Device) -> None:
+def test_subgroups_are_used_where_the_probe_is_right(device: ct.Device) -> None:
     probe = pytest.importorskip("centella.backends.webgpu.subgroups")
     native = device.backend.native
     assert device.caps.subgroups == ("subgroup" in native.features) == probe.agree(native)
@@ -68,7 +68,7 @@ def test_subgroups_are_what_a_probe_agrees_with(device: ct.Device) -> None:
         assert not probe.right(np.roll(fields, 1, 1))
 
 
-def test_a_probe_that_fails_is_no_subgroups(
+def test_no_subgroups_where_the_probe_fails(
     device: ct.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = pytest.importorskip("centella.backends.webgpu.subgroups")
@@ -139,7 +139,7 @@ def test_read_backs_use_two_buffers_by_turns(device: ct.Device) -> None:
     assert len(list(backend._staging)) == 2
 
 
-def test_what_was_asked_and_not_waited_for(device: ct.Device) -> None:
+def test_fetches_that_nobody_waits_for(device: ct.Device) -> None:
     where = own(device)
     fn = where.compile(lambda x: x * 2.0, X)
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_what_was_asked_and_not_waited_for(device: ct.Device) -> None:
     np.testing.assert_array_equal(fn.fetch(X).result(), 2 * X)
 
 
-def test_what_was_asked_for_comes_although_the_device_is_closed(device: ct.Device) -> None:
+def test_a_pending_fetch_outlives_the_close_of_its_device(device: ct.Device) -> None:
     where = own(device)
     fn = where.compile(lambda x: x * 2.0, X)
     pending = fn.fetch(X), ct.fetch(ct.asarray(X, device=where) + 1.0)
@@ -192,7 +192,7 @@ def softmaxed(x: Array, launches: int = 20) -> Array:
 
 
 @pytest.mark.parametrize("fetch", [False, True], ids=["run", "fetch"])
-def test_what_runs_again_is_encoded_while_somebody_waits(
+def test_a_replay_is_encoded_ahead_while_a_thread_waits(
     device: ct.Device, driver: Driver, fetch: bool
 ) -> None:
     where = own(device)

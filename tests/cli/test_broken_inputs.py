@@ -86,8 +86,8 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
-    assert found == {"a": [1.5, None], "b": {"c": None}, "d": "NaN"}
+    printed = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert printed == {"a": [1.5, None], "b": {"c": None}, "d": "NaN"}
 
 
 # -- files of vectors -----------------------------------------------------------------------------
@@ -102,8 +102,8 @@ def test_npy_files_of_other_tools(tmp_path: Path) -> None:
     rows = []
     for name, kind in (("f4", "<f4"), ("f8", "<f8"), ("big", ">f4")):
         np.save(tmp_path / f"{name}.npy", vectors.astype(kind))
-        found = json.loads(call(*search(tmp_path / f"{name}.npy", "--json")).stdout)
-        rows.append(found["results"][0]["nearest"])
+        printed = json.loads(call(*search(tmp_path / f"{name}.npy", "--json")).stdout)
+        rows.append(printed["results"][0]["nearest"])
     assert rows[0] == rows[1] == rows[2]
     np.save(tmp_path / "none.npy", vectors[:0])
     assert "none.npy: expected one vector or more, got none" in failed(
@@ -126,8 +126,10 @@ def test_parquet_files_of_other_tools(tmp_path: Path) -> None:
         return tmp_path / "v.parquet"
 
     call(*search(written(embedding=vectors, text=["a", "b"])))  # of float64
-    found = json.loads(call(*search(written(embedding=vectors, text=["a", None]), "--json")).stdout)
-    assert [row["text"] for row in found["results"][0]["nearest"]] == ["a"]  # a blank one is none
+    printed = json.loads(
+        call(*search(written(embedding=vectors, text=["a", None]), "--json")).stdout
+    )
+    assert [row["text"] for row in printed["results"][0]["nearest"]] == ["a"]  # a blank one is none
     said = failed(*search(written(embedding=vectors, text=[1, 2])))
     assert "v.parquet: expected vectors in .parquet: expected texts in text, got int64" in said
     said = failed(*search(written(vector=vectors)))
@@ -140,7 +142,9 @@ def test_parquet_files_of_other_tools(tmp_path: Path) -> None:
     assert said.startswith(f"centella: {SHOWN}: expected a model folder")
 
 
-def test_a_name_of_vectors_without_a_stem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_named_by_its_suffix_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     said = failed("embed", "a", "--output", ".npy", "--model", tmp_path / "none")
     assert "embed: --output: expected .npy, .parquet, .arrow, got .npy" in said
@@ -232,7 +236,7 @@ def test_names_of_audio(tmp_path: Path) -> None:
 
 
 @full
-def test_outputs_that_are_full(tmp_path: Path) -> None:
+def test_a_full_disk(tmp_path: Path) -> None:
     arguments = ("transcribe", tone(tmp_path / "a.wav"), "--model", SPEECH, *ON, "--vad", "off")
     run = shell((*arguments, tmp_path / "no.wav"), ">/dev/full")
     assert run.stderr == "centella: standard output: no space left on device\n"  # and no more

@@ -129,22 +129,22 @@ def test_without_the_extra_the_pip_line_is_printed() -> None:
 
 
 def test_info_as_json() -> None:
-    found = json.loads(call("info", "--json").stdout)
-    assert found["centella"] == __version__
-    assert found["devices"][0]["open_with"] == "cpu"
-    assert found["chosen"]["name"]
-    assert found["chosen"]["why"]
-    assert found["extras"]["cli"]["installed"]
-    kinds = {d["open_with"].partition(":")[0] for d in found["devices"]} | set(found["missing"])
+    printed = json.loads(call("info", "--json").stdout)
+    assert printed["centella"] == __version__
+    assert printed["devices"][0]["open_with"] == "cpu"
+    assert printed["chosen"]["name"]
+    assert printed["chosen"]["why"]
+    assert printed["extras"]["cli"]["installed"]
+    kinds = {d["open_with"].partition(":")[0] for d in printed["devices"]} | set(printed["missing"])
     assert kinds == {"cpu", "webgpu", "cuda"}
 
 
 def test_info_names_every_device_and_the_default() -> None:
-    found = info.gather()
+    facts = info.gather()
     output = call("info").output
-    assert all(d["open_with"] in output and d["name"] in output for d in found["devices"])
-    assert f"default   {found['chosen']['name']}: " in output
-    webgpu = [d for d in found["devices"] if d["open_with"].startswith("webgpu")]
+    assert all(d["open_with"] in output and d["name"] in output for d in facts["devices"])
+    assert f"default   {facts['chosen']['name']}: " in output
+    webgpu = [d for d in facts["devices"] if d["open_with"].startswith("webgpu")]
     assert output.count("cooperative matrices: ") == len(webgpu)
     assert all(f"cooperative matrices: {d['cooperative_matrix']}" in output for d in webgpu)
 
@@ -158,11 +158,11 @@ def test_info_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatc
 
 def test_info_gives_a_reason_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "no CUDA device: the driver was not found"
-    found = info.gather() | {
+    facts = info.gather() | {
         "missing": {"cuda": text},
         "chosen": {"name": "cpu", "why": f"cuda: {text}; no hardware WebGPU adapter"},
     }
-    monkeypatch.setattr(info, "gather", lambda _: found)
+    monkeypatch.setattr(info, "gather", lambda _: facts)
     output = call("info").output
     assert output.count(text) == 1
     assert "default   cpu: no cuda; no hardware WebGPU adapter" in output
@@ -197,7 +197,7 @@ ON_A_DEVICE: list[tuple[object, ...]] = [
 
 
 @pytest.mark.parametrize("command", ON_A_DEVICE, ids=lambda command: str(command[0]))
-def test_an_unknown_device_is_told_alike(command: tuple[object, ...]) -> None:
+def test_every_command_reports_an_unknown_device_the_same_way(command: tuple[object, ...]) -> None:
     result = call(*command, "--device", "nope")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -206,7 +206,7 @@ def test_an_unknown_device_is_told_alike(command: tuple[object, ...]) -> None:
     )
 
 
-def test_options_that_say_a_device_otherwise() -> None:
+def test_wrong_device_options_get_a_hint() -> None:
     for command, option, hint in (
         ("embed", "--gpu", "write --device cuda or --device webgpu"),
         ("transcribe", "--cpu", "write --device cpu"),
@@ -235,13 +235,13 @@ def test_kernels_with_what_they_compute_also_as_json() -> None:
     assert "softmax  " in output and what in output
     listed = json.loads(call("kernels", "--json").stdout)
     assert listed["operations"]["softmax"] == what
-    (found,) = json.loads(call("kernels", "softmax", "--target", "ptx", "--json").stdout)
-    assert (found["target"], found["workgroup"]) == ("ptx", 128)
-    assert [a["name"] for a in found["arguments"]] == ["x", "y"]
-    assert ".target sm_80" in found["source"]
+    (kernel,) = json.loads(call("kernels", "softmax", "--target", "ptx", "--json").stdout)
+    assert (kernel["target"], kernel["workgroup"]) == ("ptx", 128)
+    assert [a["name"] for a in kernel["arguments"]] == ["x", "y"]
+    assert ".target sm_80" in kernel["source"]
 
 
-def test_kernels_lists_variants_below_what_has_them_run() -> None:
+def test_kernels_lists_variants_below_their_operation() -> None:
     listed = json.loads(call("kernels", "--json").stdout)
     assert all(hasattr(ct, n) or hasattr(ct.Tensor, n) for n in listed["operations"])
     assert listed["variants"]["gemv"]["of"] == "linear"
@@ -271,7 +271,7 @@ def test_kernels_prints_source(target: str, expected: str) -> None:
     assert expected in result.stdout
 
 
-def test_a_ptx_target_that_there_is_not() -> None:
+def test_an_unknown_ptx_target() -> None:
     result = call("kernels", "softmax", "--target", "ptx", "--arch", "sm_1")
     assert result.exit_code == 1
     assert re.fullmatch(r".*--arch: expected one of sm_\d+,.*, got 'sm_1'\n", result.stderr)
@@ -319,9 +319,9 @@ def test_embed_says_where_the_time_went() -> None:
     times = [float(ms.replace(",", "")) for _, ms, _ in stages]
     assert min(times) >= 0 and times[-1] == pytest.approx(sum(times[:-1]), abs=1)
     assert re.search(r"^one +\d+ +1\.0000 ", result.stdout, re.MULTILINE)
-    made = json.loads(call("embed", "one", "two", "--json", *options).stdout)
-    assert [row["text"] for row in made["embeddings"]] == ["one", "two"]
-    assert list(made["timing_ms"])[:3] == ["start and import", "open model", "open device"]
+    printed = json.loads(call("embed", "one", "two", "--json", *options).stdout)
+    assert [row["text"] for row in printed["embeddings"]] == ["one", "two"]
+    assert list(printed["timing_ms"])[:3] == ["start and import", "open model", "open device"]
 
 
 def test_embed_cuts_a_text_in_the_table_and_shows_no_controls() -> None:
@@ -366,9 +366,11 @@ def test_an_empty_text_has_a_vector_as_in_the_library() -> None:
 
 def test_embed_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CENTELLA_DEVICE", "cpu")
-    made = json.loads(call("embed", "a", "b", "--model", TINY, "--devices", "all", "--json").stdout)
+    on_all = json.loads(
+        call("embed", "a", "b", "--model", TINY, "--devices", "all", "--json").stdout
+    )
     alone = json.loads(call("embed", "a", "b", *ON_CPU, "--json").stdout)
-    assert made == alone
+    assert on_all == alone
     twice = failed("embed", "a", "--model", TINY, "--devices", "cpu,cpu")
     assert "devices: expected one or more, each once" in twice
     spaced = call("embed", "a", "b", "--model", TINY, "--devices", " cpu ", "--json")
@@ -391,12 +393,12 @@ def test_embed_counts_texts_that_are_cut(tmp_path: Path) -> None:
     for options in ((), ("--output", array), ("--json",)):
         assert said in call(*command, *options).stderr
     chunked = call(*command, "--chunk", 20, "--overlap", 4, "--json")
-    made = json.loads(chunked.stdout)
-    assert (made["cut"], chunked.stderr) == ([], "")
+    printed = json.loads(chunked.stdout)
+    assert (printed["cut"], chunked.stderr) == ([], "")
     model = ct.load(TINY, device="cpu")
-    texts = [row["text"] for row in made["embeddings"]]
+    texts = [row["text"] for row in printed["embeddings"]]
     expected = model.encode(texts, 2, chunk=20, overlap=4)
-    np.testing.assert_allclose([r["embedding"] for r in made["embeddings"]], expected, atol=1e-6)
+    np.testing.assert_allclose([r["embedding"] for r in printed["embeddings"]], expected, atol=1e-6)
 
 
 def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
@@ -449,7 +451,7 @@ def test_lines_are_those_of_the_file() -> None:
     assert [r["text"] for r in rows] == ["one", "two\u2028still two\x0cand still", "three"]
 
 
-def test_what_is_no_text_is_said_in_one_line() -> None:
+def test_invalid_unicode_is_reported_in_one_line() -> None:
     options: tuple[object, ...] = ON_CPU
     lone = "\udcff"  # what Python makes of a byte of the command line that is not UTF-8
     assert "expected valid Unicode, got a lone surrogate" in failed("embed", lone, *options)
@@ -640,10 +642,10 @@ def test_the_demo_says_what_helps_on_busy_cores(
 def test_demo_as_json(tmp_path: Path) -> None:
     (tmp_path / "pets.md").write_text("# Pets\n\nA cat sleeps.\n\n# Taxes\n\nThey are due.\n")
     options = ("--over", tmp_path, *ON_CPU, "--json")
-    found = json.loads(call("demo", "a cat", *options).stdout)
-    assert (found["question"], found["device"], found["passages"]) == ("a cat", "cpu", 2)
-    assert {(p["file"], p["line"]) for p in found["nearest"]} == {("pets.md", 1), ("pets.md", 5)}
-    assert found["nearest"][0]["score"] >= found["nearest"][1]["score"]
+    printed = json.loads(call("demo", "a cat", *options).stdout)
+    assert (printed["question"], printed["device"], printed["passages"]) == ("a cat", "cpu", 2)
+    assert {(p["file"], p["line"]) for p in printed["nearest"]} == {("pets.md", 1), ("pets.md", 5)}
+    assert printed["nearest"][0]["score"] >= printed["nearest"][1]["score"]
 
 
 def test_the_demo_embeds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -706,9 +708,7 @@ def test_the_demo_searches_the_documentation_without_tables_and_pages_for_contri
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
-def test_the_demo_piped_says_at_once_where_it_runs_and_now_and_then_how_far_it_is(
-    tmp_path: Path, seconds: int
-) -> None:
+def test_the_demo_in_a_pipe_flushes_its_device_and_progress(tmp_path: Path, seconds: int) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     arguments = ["demo", "a cat", "--over", tmp_path, *ON_CPU]

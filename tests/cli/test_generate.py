@@ -62,8 +62,10 @@ def test_what_a_step_reads() -> None:
     assert step_bytes(model(), 10) == weights + 2 * 3 * 2 * 16 * 4 * 10
     assert step_bytes(model(), 10, "i8") == weights + 2 * 3 * 2 * (16 + 4) * 10  # with its scale
     experts = load(MODEL.parent / "qwen3-moe", "cpu", task="generate")
-    found = step_bytes(experts, 0) / 3 * 7  # three of seven
-    assert found > sum(w.nbytes for n, w in experts.model.state_dict().items() if "expert" in n)
+    bytes_of_seven = step_bytes(experts, 0) / 3 * 7  # three of seven
+    assert bytes_of_seven > sum(
+        w.nbytes for n, w in experts.model.state_dict().items() if "expert" in n
+    )
     assert step_bytes(experts, 0) < sum(w.nbytes for w in experts.model.state_dict().values()) * 0.7
 
 
@@ -84,23 +86,23 @@ def test_what_guessed_tokens_read() -> None:
 @pytest.mark.parametrize("more", [[], ["--cache", "i8"], ["--draft", MODEL]])
 def test_json_has_the_share_of_the_memory(more: list[Any]) -> None:
     given = ["Hello", "--max-tokens", 20, "--ignore-eos", "--json", "--ledger", *more]
-    found = json.loads(call(*ON, *given).stdout)
-    memory = found["memory"]
-    rate = memory["bytes_per_token"] * found["tokens_per_second"]
+    printed = json.loads(call(*ON, *given).stdout)
+    memory = printed["memory"]
+    rate = memory["bytes_per_token"] * printed["tokens_per_second"]
     assert memory["bytes_per_second"] == pytest.approx(rate) and memory["share"] > 0
-    assert found["ledger"]["submissions"] > 0
+    assert printed["ledger"]["submissions"] > 0
     if not more:
-        assert memory["bytes_per_token"] == step_bytes(model(), found["prompt_tokens"] + 10)
+        assert memory["bytes_per_token"] == step_bytes(model(), printed["prompt_tokens"] + 10)
 
 
 def test_json() -> None:
     result = call(*ON, "Hello", "--max-tokens", 6, "--temperature", 0.9, "--seed", 3, "--json")
-    found = json.loads(result.stdout)
+    printed = json.loads(result.stdout)
     wanted = model().generate("Hello", max_new_tokens=6, temperature=0.9, seed=3)
-    assert (found["text"], found["tokens"]) == (wanted.text, len(wanted.ids))
-    assert found["prompt_tokens"] == wanted.prompt_tokens
-    assert (found["finish"], found["ids"]) == (wanted.finish, wanted.ids)
-    assert found["seconds_to_first_token"] > 0
+    assert (printed["text"], printed["tokens"]) == (wanted.text, len(wanted.ids))
+    assert printed["prompt_tokens"] == wanted.prompt_tokens
+    assert (printed["finish"], printed["ids"]) == (wanted.finish, wanted.ids)
+    assert printed["seconds_to_first_token"] > 0
 
 
 @pytest.mark.parametrize(
@@ -116,16 +118,16 @@ def test_json() -> None:
 def test_json_says_how_it_ended(options: dict[str, Any], arguments: list[Any]) -> None:
     wanted = model().generate("Hello", **options)
     tokens = options["max_new_tokens"]
-    found = json.loads(call(*ON, "Hello", "--json", "--max-tokens", tokens, *arguments).stdout)
-    assert (found["ids"], found["finish"]) == (wanted.ids, wanted.finish)
-    assert found["text"] == wanted.text
+    printed = json.loads(call(*ON, "Hello", "--json", "--max-tokens", tokens, *arguments).stdout)
+    assert (printed["ids"], printed["finish"]) == (wanted.ids, wanted.finish)
+    assert printed["text"] == wanted.text
 
 
 def test_several_answers() -> None:
     given = ["Hello", "--n", 2, "--temperature", 2, "--seed", 1, "--max-tokens", 4]
     wanted = model().generate("Hello", n=2, temperature=2.0, seed=1, max_new_tokens=4)
-    found = json.loads(call(*ON, *given, "--json").stdout)
-    assert [one["ids"] for one in found["answers"]] == [one.ids for one in wanted]
+    printed = json.loads(call(*ON, *given, "--json").stdout)
+    assert [one["ids"] for one in printed["answers"]] == [one.ids for one in wanted]
     first, second = (one.text for one in wanted)
     result = call(*ON, *given)
     assert result.stdout == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
@@ -136,18 +138,18 @@ def test_several_answers() -> None:
 def test_beams() -> None:
     given = ["Hello", "--beam", 3, "--max-tokens", 5]
     wanted = model().generate("Hello", beam=3, n=2, max_new_tokens=5)
-    found = json.loads(call(*ON, *given, "--n", 2, "--json").stdout)
-    assert [(one["ids"], one["score"]) for one in found["answers"]] == [
+    printed = json.loads(call(*ON, *given, "--n", 2, "--json").stdout)
+    assert [(one["ids"], one["score"]) for one in printed["answers"]] == [
         (one.ids, one.score) for one in wanted
     ]
     assert call(*ON, *given).stdout == f"{wanted[0].text}\n"
 
 
-def test_a_rate_takes_three_tokens() -> None:
+def test_no_rate_for_fewer_than_three_tokens() -> None:
     few = call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos")
     assert "tokens/s" not in few.stderr
-    found = json.loads(call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos", "--json").stdout)
-    assert found["tokens_per_second"] is None and found["memory"] is None
+    printed = json.loads(call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos", "--json").stdout)
+    assert printed["tokens_per_second"] is None and printed["memory"] is None
 
 
 def test_without_a_tokenizer_ids_are_printed(tmp_path: Path) -> None:
@@ -158,8 +160,8 @@ def test_without_a_tokenizer_ids_are_printed(tmp_path: Path) -> None:
     wanted = model().generate([5, 17, 4], max_new_tokens=4).ids
     given = ("generate", "--model", folder, "--device", "cpu", "--ids", "5,17,4", "--max-tokens", 4)
     assert call(*given).stdout == ",".join(map(str, wanted)) + "\n"
-    found = json.loads(call(*given, "--json").stdout)
-    assert (found["text"], found["ids"], found["finish"]) == (None, wanted, "length")
+    printed = json.loads(call(*given, "--json").stdout)
+    assert (printed["text"], printed["ids"], printed["finish"]) == (None, wanted, "length")
     on = given[:5]
     assert "give ids in place of text" in failed(*on, "Hello")
     assert "--chat: expected a model with a chat template" in failed(*on, "--chat")
@@ -182,9 +184,9 @@ def test_the_prompt_comes_from_a_file_or_as_ids(tmp_path: Path) -> None:
 def test_logprobs_as_json() -> None:
     given = [*ON, "Hello", "--max-tokens", 4, "--ignore-eos", "--json", "--logprobs", 2]
     wanted = model().generate("Hello", max_new_tokens=4, ignore_eos=True, logprobs=2).logprobs or []
-    found = json.loads(call(*given).stdout)["logprobs"]
-    assert [(t["id"], t["logprob"]) for t in found] == [(t.id, t.logprob) for t in wanted]
-    for one, other in zip(found, wanted, strict=True):
+    tokens = json.loads(call(*given).stdout)["logprobs"]
+    assert [(t["id"], t["logprob"]) for t in tokens] == [(t.id, t.logprob) for t in wanted]
+    for one, other in zip(tokens, wanted, strict=True):
         assert {t["id"]: t["logprob"] for t in one["top"]} == other.top
         assert one["text"] == model().tokenizer.decode([other.id], skip_special_tokens=False)
 
@@ -226,20 +228,20 @@ def test_a_seed_without_a_temperature_is_told() -> None:
 @pytest.mark.parametrize("draft", ["lookup", MODEL])
 def test_guesses(draft: str | Path) -> None:
     given = ["Hello", "--max-tokens", 30, "--ignore-eos", "--draft", draft]
-    found = json.loads(call(*ON, *given, "--json").stdout)
-    assert found["ids"] == model().generate("Hello", max_new_tokens=30, ignore_eos=True).ids
+    printed = json.loads(call(*ON, *given, "--json").stdout)
+    assert printed["ids"] == model().generate("Hello", max_new_tokens=30, ignore_eos=True).ids
     line = call(*ON, *given).stderr
     if draft == "lookup":  # which may find nothing
         return
-    assert found["guessed"] >= found["accepted"] > 0
+    assert printed["guessed"] >= printed["accepted"] > 0
     assert re.search(rf"tokens/s {SHARE}, \d+ of \d+ guesses right\n", line)
 
 
 def test_a_cache_in_i8() -> None:
     given = ["Hello", "--max-tokens", 8, "--ignore-eos", "--cache", "i8"]
-    found = json.loads(call(*ON, *given, "--json").stdout)
+    printed = json.loads(call(*ON, *given, "--json").stdout)
     wanted = model().generate("Hello", max_new_tokens=8, ignore_eos=True, cache="i8")
-    assert found["ids"] == wanted.ids
+    assert printed["ids"] == wanted.ids
     assert call(*ON, "Hello", "--cache", "f4").exit_code == 2
 
 
@@ -293,7 +295,7 @@ def test_a_text_that_the_context_cuts_is_told(more: tuple[Any, ...]) -> None:
     assert "is full" not in call(*ON, "Hello", "--max-tokens", 4, *more).stderr
 
 
-def test_words_without_quotes_are_told() -> None:
+def test_unquoted_words_and_wrong_commands_get_a_hint() -> None:
     result = call(*ON, "Once", "upon", "a", "time")
     assert result.exit_code == 2
     assert "quote a text of several words: 'Once upon a time'" in result.stderr
@@ -335,7 +337,7 @@ def test_a_chat_as_json_is_a_line_for_each_answer() -> None:
     assert not result.stderr
 
 
-def test_a_chat_tells_commands_that_it_has_not() -> None:
+def test_a_chat_reports_unknown_commands() -> None:
     result = call(*ON, "--chat", "--max-tokens", 4, stdin="/quit\n/help\n/exit\n")
     assert "no command /quit" in result.stderr
     assert result.stderr.count("chat: Ctrl-C stops an answer") == 2

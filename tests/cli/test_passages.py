@@ -100,8 +100,8 @@ def odd_folder(folder: Path) -> dict[str, str]:
 def test_what_is_skipped_is_counted_and_named(tmp_path: Path) -> None:
     folder = Path(os.path.relpath(tmp_path))  # addresses of sockets are short
     expected = odd_folder(tmp_path if len(str(tmp_path)) < 80 else folder)
-    found, skipped = read_passages(tmp_path)
-    assert found == [Passage("good.txt", 1, "A cat sleeps.")]
+    passages_read, skipped = read_passages(tmp_path)
+    assert passages_read == [Passage("good.txt", 1, "A cat sleeps.")]
     assert {s.file: s.why for s in skipped} == expected
     assert len(skipped) == len(expected)
     told = call("demo", "a cat", "--over", tmp_path, *ON_CPU).output
@@ -123,8 +123,8 @@ def test_a_file_that_may_not_be_read_is_skipped(
         return opened(path, *rest)
 
     monkeypatch.setattr(os, "open", refuse)
-    found, skipped = read_passages(tmp_path)
-    assert [p.file for p in found] == ["a.txt"]
+    passages_read, skipped = read_passages(tmp_path)
+    assert [p.file for p in passages_read] == ["a.txt"]
     assert skipped == [Skipped("b.txt", "permission denied")]
 
 
@@ -169,22 +169,22 @@ def test_a_file_that_has_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_suffixes_in_any_case(tmp_path: Path) -> None:
     (tmp_path / "A.TXT").write_text("A cat sleeps.")
     (tmp_path / "B.Md").write_text("# Dogs\n\nOne barks.\n\n# Birds\n\nOne sings.")
-    found, skipped = read_passages(tmp_path)
-    assert [p.file for p in found] == ["A.TXT", "B.Md", "B.Md"] and not skipped
+    passages_read, skipped = read_passages(tmp_path)
+    assert [p.file for p in passages_read] == ["A.TXT", "B.Md", "B.Md"] and not skipped
 
 
 @posix
 def test_a_fifo_is_read_to_its_end(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    held = os.open(pipe, os.O_RDWR)  # a writer is there before the reader
+    writer = os.open(pipe, os.O_RDWR)  # a writer is there before the reader
     go_on = threading.Event()
 
     def write() -> None:
-        os.write(held, b"first\n")
+        os.write(writer, b"first\n")
         go_on.wait(0.1)
-        os.write(held, b"second\n")
-        os.close(held)
+        os.write(writer, b"second\n")
+        os.close(writer)
 
     threading.Thread(target=write).start()
     assert read_text(pipe, pipes=True) == "first\nsecond\n"
@@ -248,8 +248,8 @@ def test_a_line_of_sixty_sentences_is_found_by_its_last(tmp_path: Path) -> None:
     (tmp_path / "line.txt").write_text(" ".join([*SENTENCES, last]))
     (tmp_path / "other.txt").write_text("Income tax is due in May.")
     options = ("--over", tmp_path, "--device", "cpu", "--json")
-    found = json.loads(call("demo", "Where does the cat sleep?", *options).stdout)
-    assert found["nearest"][0]["text"].endswith(last)
+    printed = json.loads(call("demo", "Where does the cat sleep?", *options).stdout)
+    assert printed["nearest"][0]["text"].endswith(last)
 
 
 def test_the_decoding_rule_is_in_the_documentation() -> None:

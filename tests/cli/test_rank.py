@@ -26,16 +26,16 @@ def test_texts_in_order(tmp_path: Path) -> None:
     shown = call(*command, "--file", lines, "--ledger")
     assert shown.stdout.splitlines() == [f"{r.score:.4f}  {r.index}  {r.text}" for r in ranked]
     assert "submissions 1" in shown.stderr
-    found = json.loads(call(*command, "--json", *DOCUMENTS).stdout)["ranked"]
-    assert [(r["row"], r["text"]) for r in found] == [(r.index, r.text) for r in ranked]
+    rows = json.loads(call(*command, "--json", *DOCUMENTS).stdout)["ranked"]
+    assert [(r["row"], r["text"]) for r in rows] == [(r.index, r.text) for r in ranked]
     devices = (*command[:-2], "--devices", "cpu", "--json", *DOCUMENTS)
-    assert json.loads(call(*devices).stdout)["ranked"] == found
+    assert json.loads(call(*devices).stdout)["ranked"] == rows
     assert "give texts or --file, not both" in failed(*command, "a", "--file", lines)
     assert "rank: no text" in failed(*command)
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(["", *DOCUMENTS, " "]))
     numbered = json.loads(call(*command, "--json", "--file", lines).stdout)["ranked"]
-    assert numbered == [r | {"row": r["row"] + 1} for r in found]  # blank lines are not ranked
+    assert numbered == [r | {"row": r["row"] + 1} for r in rows]  # blank lines are not ranked
     assert "expected a text that is not blank, got 2 blank" in failed(*command, "", " ")
     labels = with_tokenizer("bert-labels", tmp_path)
     refused = failed(*command, "a", "--instruction", "b")
@@ -46,12 +46,12 @@ def test_texts_in_order(tmp_path: Path) -> None:
 def test_a_decoder_ranks_by_an_instruction() -> None:
     folder = DATA / "rerankers" / "qwen3"
     command = ("rank", "the lake", *DOCUMENTS[:3], "--model", folder, "--json", *CPU)
-    found = json.loads(call(*command, "--instruction", "Judge the style").stdout)["ranked"]
+    rows = json.loads(call(*command, "--instruction", "Judge the style").stdout)["ranked"]
     assert "instruction: expected valid Unicode" in failed(*command, "--instruction", "\udcff")
     model = ct.load(folder, device="cpu", task="classify")
     ranked = model.rank("the lake", DOCUMENTS[:3], instruction="Judge the style")
-    assert [r["row"] for r in found] == [r.index for r in ranked]
-    np.testing.assert_allclose([r["score"] for r in found], [r.score for r in ranked], atol=1e-6)
+    assert [r["row"] for r in rows] == [r.index for r in ranked]
+    np.testing.assert_allclose([r["score"] for r in rows], [r.score for r in ranked], atol=1e-6)
 
 
 def test_prompts_and_sizes_of_vectors(tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ def test_several_files_go_on_when_one_fails(talk: Path, tmp_path: Path) -> None:
     other = tmp_path / "none.wav"
     result = call(*ON, talk, other, talk, "--language", "de", "--ledger")
     assert result.exit_code == 1
-    made = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, language="de", vad="off")
-    assert made.segments
+    transcript = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, language="de", vad="off")
+    assert transcript.segments
     first, _, rest = result.stdout.partition(f"{other}:\n")
     assert first == rest
-    assert first.startswith(f"{talk}:\n[00:{made.segments[0].start:05.2f} - 00:")
-    assert first.count("\n") == 1 + len(made.segments)
+    assert first.startswith(f"{talk}:\n[00:{transcript.segments[0].start:05.2f} - 00:")
+    assert first.count("\n") == 1 + len(transcript.segments)
     errors = result.stderr.splitlines(keepends=True)
     assert DONE.fullmatch(errors[0])
     assert "none.wav: expected audio, the file cannot be read" in errors[1]
@@ -55,11 +55,11 @@ def test_several_files_go_on_when_one_fails(talk: Path, tmp_path: Path) -> None:
 def test_formats(talk: Path, tmp_path: Path, kind: str) -> None:
     """What the library writes, into a file of that name; by word where words are timed."""
     model = ct.load(MODEL, "cpu", task="transcribe")
-    made = model.transcribe(talk, vad="off").segments
+    segments = model.transcribe(talk, vad="off").segments
     call(*ON, talk, "--format", kind, "--output", tmp_path / "made")
     (path,) = (tmp_path / "made").iterdir()
     assert path.name == f"talk.{'txt' if kind == 'text' else kind}"
-    text, expected = path.read_text(encoding="utf-8"), "".join(format_transcript(made, kind))
+    text, expected = path.read_text(encoding="utf-8"), "".join(format_transcript(segments, kind))
     if kind == "json":
         about = {"file": str(talk), "language": "en", "duration": 2.0}
         assert json.loads(text) == {**about, **json.loads(expected)}
@@ -79,11 +79,11 @@ def test_words_are_lines_of_text(talk: Path) -> None:
 
 
 def test_standard_input(talk: Path) -> None:
-    """A WAV, and raw samples, say what the file says."""
+    """A WAV and raw samples from a pipe have the transcript of the file."""
     data = talk.read_bytes()
-    made = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, vad="off")
-    wanted = {"file": "-", "language": made.language, "duration": 2.0}
-    wanted |= json.loads("".join(format_transcript(made.segments, "json")))
+    transcript = ct.load(MODEL, "cpu", task="transcribe").transcribe(talk, vad="off")
+    wanted = {"file": "-", "language": transcript.language, "duration": 2.0}
+    wanted |= json.loads("".join(format_transcript(transcript.segments, "json")))
     piped = call(*ON, "-", "--format", "json", stdin=data)
     assert json.loads(piped.stdout) == wanted
     raw = call(*ON, "-", "--raw", "int16", "--format", "json", stdin=data[44:])
@@ -129,10 +129,10 @@ def test_a_file_that_breaks_leaves_no_half_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("second", ["b/talk.mp3", "a/talk.wav", "b/TALK.wav"])
 def test_files_whose_transcripts_have_one_name_are_refused(tmp_path: Path, second: str) -> None:
     """Before the model is loaded, and before anything is written."""
-    made = tmp_path / "made"
-    line = failed("transcribe", "a/talk.wav", second, "--model", "none", "--output", made)
+    folder = tmp_path / "made"
+    line = failed("transcribe", "a/talk.wav", second, "--model", "none", "--output", folder)
     assert f"expected files of different names, got a/talk.wav and {second}: both would be" in line
-    assert not made.exists()
+    assert not folder.exists()
 
 
 def test_silence_has_no_text(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_silence_has_no_text(tmp_path: Path) -> None:
     assert "no speech was found" in result.stderr
 
 
-def test_silero_hears_what_its_file_says(talk: Path, tmp_path: Path) -> None:
-    """Also through a pipe; `auto` uses a file that is named, by an option or in the environment."""
+def test_regions_by_silero(talk: Path, tmp_path: Path) -> None:
+    """Also from a pipe; `auto` uses the file that an option or the environment names."""
     pytest.importorskip("onnxruntime")
     network = written(tmp_path / "silero_vad.onnx", silero())
     on = (*ON[:-2], "--format", "json", "--timestamps", "word")
@@ -165,12 +165,12 @@ def test_silero_hears_what_its_file_says(talk: Path, tmp_path: Path) -> None:
             for name, value in env.items():
                 patch.setenv(name, value)
             result = call(*on, *arguments, stdin=path.read_bytes())
-        made = json.loads(result.stdout)
-        assert made["segments"] == wanted["segments"]
-        assert made["segments"][0]["start"] >= 3.7
+        printed = json.loads(result.stdout)
+        assert printed["segments"] == wanted["segments"]
+        assert printed["segments"][0]["start"] >= 3.7
 
 
-def test_a_file_of_no_network_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_a_damaged_silero_file_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     path = written(tmp_path / "a.onnx", silero()[:500])
     line = failed("transcribe", "a.wav", "--model", "none", "--vad-model", path)

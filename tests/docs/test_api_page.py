@@ -12,7 +12,7 @@ import pytest
 import centella as ct
 from tests.support.api_sections import GIVEN, INNER, INTEGERS, SECTIONS
 from tests.support.docstrings import listed, outcome, parsed
-from tests.support.make_api import PAGE, found, members, page, shown, signature
+from tests.support.make_api import PAGE, members, object_of, page, shown, signature
 
 NAMES = [name for _, _, names in SECTIONS for name in names.split()]
 
@@ -31,7 +31,7 @@ def misplaced() -> set[str]:
 
 def undocumented(name: str) -> list[str]:
     """What of a name has no docstring: itself, a method, a property, a field of a Struct."""
-    what = found(name)
+    what = object_of(name)
     if isinstance(what, str):
         return []
     if not inspect.isclass(what):
@@ -49,9 +49,9 @@ def test_the_page_is_what_the_script_makes() -> None:
 
 def test_every_public_name_stands_in_one_section() -> None:
     assert misplaced() == set()
-    held = [shown(name) for name in NAMES if ":" in name]
-    assert len(set(held)) == len(held)
-    assert not {*held} & public()
+    short_names = [shown(name) for name in NAMES if ":" in name]
+    assert len(set(short_names)) == len(short_names)
+    assert not {*short_names} & public()
 
 
 def test_every_name_and_method_is_documented() -> None:
@@ -60,7 +60,7 @@ def test_every_name_and_method_is_documented() -> None:
 
 def absent(name: str) -> list[str]:
     """Attributes that the page lists, and the class neither defines, annotates nor sets."""
-    what = found(name)
+    what = object_of(name)
     entries = listed(parsed(inspect.getdoc(what) or ""), "Attributes", mark=".")
     said = {n for entry in entries for n in re.findall(r"`\.(\w+)`", entry.partition(": ")[0])}
     bases = [base for base in what.__mro__ if base.__module__.startswith("centella")]
@@ -70,7 +70,7 @@ def absent(name: str) -> list[str]:
 
 
 def test_every_attribute_of_the_page_exists() -> None:
-    classes = [name for name in NAMES if inspect.isclass(found(name))]
+    classes = [name for name in NAMES if inspect.isclass(object_of(name))]
     assert [lost for name in classes for lost in absent(name)] == []
 
 
@@ -85,7 +85,7 @@ def test_what_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_left_out_exists() -> None:
     for owner, names in INNER.items():
         for name in names.split():
-            assert callable(getattr(found(owner), name)), f"{owner}.{name}"
+            assert callable(getattr(object_of(owner), name)), f"{owner}.{name}"
     assert set(GIVEN.split()) <= {shown(name) for name in NAMES}
 
 
@@ -134,17 +134,17 @@ def test_a_docstring_becomes_markdown() -> None:
 
 
 def test_a_signature_is_that_of_the_source() -> None:
-    def made(
+    def example(
         x: ct.Tensor, /, pairs: dict[str, int] | None = None, *, dtype: ct.DType = ct.f32,
         kind: str = "none",
     ) -> tuple[int, ...]:  # fmt: skip
         return (len((x, pairs, dtype, kind)),)
 
-    assert signature("f", made) == (
+    assert signature("f", example) == (
         "f(x: ct.Tensor, /, pairs: dict[str, int] | None = None, *, dtype: ct.DType = ct.f32, "
         'kind: str = "none") -> tuple[int, ...]'
     )
-    assert signature("f", made, width=50) == (
+    assert signature("f", example, width=50) == (
         "f(\n    x: ct.Tensor, /,\n    pairs: dict[str, int] | None = None, *,\n"
         '    dtype: ct.DType = ct.f32, kind: str = "none",\n) -> tuple[int, ...]'
     )

@@ -476,12 +476,12 @@ SHOWN = {
     "A flush plans": "architecture.a_flush_plans_compiles_and_allocates_then_submits",
     "What cannot be planned or compiled": "refused.a_value_that_fails_raises_and_nothing_else_does "
     "refused.what_was_asked_for_raises_and_the_rest_waits "
-    "refused.what_is_tried_again_has_its_operands refused.what_failed_holds_no_memory",
+    "refused.a_retried_node_still_has_its_operands refused.what_failed_holds_no_memory",
     "Of these, an op that reads or changes": "refused.a_reader_that_fails_holds_up_no_change "
     "refused.a_state_stays_at_the_version_before",
     "The reader of another value sees": "refused.a_change_that_fails_is_told_once "
     "refused.a_flush_for_nothing_in_particular_raises_once",
-    "Other failures before submission": "refused.what_may_pass_leaves_the_recording_as_it_was "
+    "Other failures before submission": "refused.a_forbidden_compile_leaves_the_recording_as_it_was "
     "batch.a_kernel_that_does_not_compile batch.no_room "
     "batch.a_submission_that_is_refused_for_memory_can_be_tried_again",
     "Any other failure while the driver": "batch.a_failed_submission_loses_the_device "
@@ -491,15 +491,15 @@ SHOWN = {
     "An exception inside `with batch`": "batch.an_exception_inside_submits_nothing",
     # other libraries
     "DLPack exports": "interop.values_are_shared_only_with_whom_can_be_told "
-    "cuda.who_cannot_be_told_gets_a_copy cuda.dlpack_goes_out",
+    "cuda.exports_that_are_copied cuda.export_by_dlpack",
     "Exported memory is reused": "cuda.lent_memory_is_reused_after_its_reader "
     "cuda.a_reader_on_the_current_stream_costs_no_wait",
-    "Imported memory waits": "cuda.the_producers_stream_is_waited_for cuda.dlpack_comes_in",
+    "Imported memory waits": "cuda.the_producers_stream_is_waited_for cuda.import_by_dlpack",
     "On CUDA all work of a device": "cuda.work_goes_to_the_stream_and_waits_for_what_came_before "
     "cuda.threads_have_their_own_stream_in_one_order",
     "A capsule is created by NumPy": "interop.the_owner_of_a_capsule_may_go_on_any_thread_and_in_an_exception",
     "A context of the application": "cuda.a_context_of_the_application "
-    "interop.closing_leaves_it_and_its_buffers",
+    "interop.closing_a_device_leaves_the_native_one_and_its_buffers",
     # threads
     "One lock a device": "architecture.a_flush_plans_compiles_and_allocates_then_submits "
     "architecture.nobody_waits_while_holding_the_lock",

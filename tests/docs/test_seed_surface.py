@@ -22,8 +22,8 @@ def test_name(device: ct.Device, name: str) -> None:
             with pytest.raises((ct.DeviceError, AttributeError)):
                 run(row.ours, here)
         else:
-            made = run(row.ours, here)
-            row.check(here, made)
+            result = run(row.ours, here)
+            row.check(here, result)
 
 
 def test_every_name_has_one_row() -> None:

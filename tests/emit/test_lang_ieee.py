@@ -111,12 +111,12 @@ def program(seed: int, make: Make, keep: Keep) -> list[ct.Tensor]:
         number = float(rng.choice([0.0, 1.0, -1.0, 0.5, 1e8, 1e30, 1e-30]))
         pick = int(rng.integers(11))
         if pick < 6:
-            made = (x + y, x - y, x * y, x + number, x - number, x * number)[pick]
+            result = (x + y, x - y, x * y, x + number, x - number, x * number)[pick]
         elif pick < 9:
-            made = (f.abs(x), -x, f.maximum(x, y))[pick - 6]
+            result = (f.abs(x), -x, f.maximum(x, y))[pick - 6]
         else:
-            made = (x / y, f.sqrt(f.abs(x)))[pick - 9]
-        have.append(keep(made))
+            result = (x / y, f.sqrt(f.abs(x)))[pick - 9]
+        have.append(keep(result))
         have.pop(int(rng.integers(len(have) - 1)) if len(have) > 6 else 0)
     return have[-3:]
 

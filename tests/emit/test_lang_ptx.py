@@ -220,8 +220,8 @@ class Module:
                 elif part and part[0] != ".":
                     guard, _, rest = part.rpartition("@") if part[0] != "@" else part.partition(" ")
                     op, _, operands = rest.partition(" ")
-                    found = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", operands)
-                    module.code.append((guard.lstrip("@"), op.split("."), found))
+                    arguments = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", operands)
+                    module.code.append((guard.lstrip("@"), op.split("."), arguments))
         return module
 
 
@@ -243,8 +243,8 @@ def stmatrix(registers: list[list[int]], transposed: bool) -> list[list[int]]:
     """The row that each lane points at (PTX ISA, "stmatrix"); none past the last matrix's."""
     count = len(registers[0])
     element = np.zeros((count, 8, 8), np.int64)
-    for lane, held in enumerate(registers):
-        for j, word in enumerate(held):
+    for lane, words in enumerate(registers):
+        for j, word in enumerate(words):
             for h in range(2):
                 at = lane // 4, lane % 4 * 2 + h
                 element[(j, *(at[::-1] if transposed else at))] = word >> 16 * h & 0xFFFF
@@ -671,9 +671,9 @@ def snapshots(x: InOut[f32]) -> None:
     for _ in lang.range(3):
         b.set(b * 0.5 + second)
         a += b
-        held = a.get()
+        snapshot = a.get()
         for _ in lang.range(2):
-            b += held
+            b += snapshot
             a.set(a * 0.5)
     third = b.get()
     b.set(a.get())
@@ -886,7 +886,7 @@ def test_random_programs(nodes: list[Node], chunked: bool) -> None:
     np.testing.assert_array_equal(words[: z.size], on_host(nodes))
 
 
-def test_what_leaves_an_empty_loop_is_there_after_it() -> None:
+def test_addresses_of_an_empty_loop_are_valid_after_it() -> None:
     def after(z: InOut[u32], n: u32) -> None:
         i = lang.local_id()
         for _ in lang.range(n):
@@ -1096,7 +1096,7 @@ def test_every_block_waits_for_the_launch_before(arch: str, waits: bool) -> None
         assert not re.search(r"ld\.|st\.|ret|bra", body[0].partition("{")[2])
 
 
-def test_layouts() -> None:
+def test_layouts_of_parameters_and_shared_memory() -> None:
     layout = param_layout(CASES["conversions"].trace())
     assert layout.pointers == (0, 8, 16)
     assert layout.groups == 24

@@ -405,9 +405,9 @@ def values_before_changes(n: Any) -> Any:
     with lang.if_(again > 3):
         x += again
     for _ in lang.range(2):
-        held = x * 3
+        tripled = x * 3
         x += 1
-        x.set(x + held - before)
+        x.set(x + tripled - before)
     return x + before + twice + again
 
 
@@ -438,7 +438,7 @@ def test_control_flow(fn: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(simulated, device)
 
 
-def test_bounds_are_read_once_means_once() -> None:
+def test_bounds_of_loops_are_read_once() -> None:
     n = np.arange(1, 20, dtype=np.uint32)
     result = compute(bounds_are_read_once, n, out=u32)
     np.testing.assert_array_equal(result, n * (n + 1) // 2 * 1000)
@@ -672,39 +672,39 @@ def test_a_device_that_lacks_an_operation_says_so(
 
 def modules() -> dict[str, str]:
     """The WGSL of the kernels above, by name."""
-    found = {}
+    texts = {}
     for row in ROWS:
-        found[row.name] = emit_wgsl(element_kernel(row.fn, *row.operands, out=row.out)[0])
+        texts[row.name] = emit_wgsl(element_kernel(row.fn, *row.operands, out=row.out)[0])
     x = np.zeros(4, np.float32)
     for name in FORMULAS:
-        found[name] = emit_wgsl(element_kernel(getattr(lang, name), x)[0])
+        texts[name] = emit_wgsl(element_kernel(getattr(lang, name), x)[0])
     for dtype in ALL.values():
         cast = lambda a, d=dtype: lang.cast(a, d)  # noqa: E731
-        found[f"store {dtype.name}"] = emit_wgsl(element_kernel(cast, x, out=dtype)[0])
+        texts[f"store {dtype.name}"] = emit_wgsl(element_kernel(cast, x, out=dtype)[0])
     for value, dtype in CONSTANTS:
 
         def fixed(a: Any, value: Any = value, dtype: DType = dtype) -> Any:
             return lang.select(a > 0.0, lang.const(value, dtype), lang.const(value, dtype))
 
-        found[f"{value} {dtype}"] = emit_wgsl(element_kernel(fixed, x, out=dtype)[0])
-    found["constants"] = emit_wgsl(element_kernel(constant_formulas, x)[0])
+        texts[f"{value} {dtype}"] = emit_wgsl(element_kernel(fixed, x, out=dtype)[0])
+    texts["constants"] = emit_wgsl(element_kernel(constant_formulas, x)[0])
     u = np.zeros(4, np.uint32)
     for fn in (collatz, bounds_are_read_once, constants_of_inner_blocks, nested_breaks):
-        found[fn.__name__] = emit_wgsl(element_kernel(fn, u, out=u32)[0])
-    return found
+        texts[fn.__name__] = emit_wgsl(element_kernel(fn, u, out=u32)[0])
+    return texts
 
 
 def test_tint_accepts_the_language() -> None:
-    found = modules()
-    faults = dict(zip(found, tint(list(found.values())), strict=True))
+    texts = modules()
+    faults = dict(zip(texts, tint(list(texts.values())), strict=True))
     assert {k: v for k, v in faults.items() if v} == {}
 
 
 def test_tint_is_asked() -> None:
     bad = "@compute @workgroup_size(1) fn main() { let x = 1.0f / 0.0f; }"
     good = "@compute @workgroup_size(1) fn main() { workgroupBarrier(); }"
-    found = tint([good, bad, good])
-    assert found[0] == found[2] == "" and "cannot be represented" in found[1]
+    faults = tint([good, bad, good])
+    assert faults[0] == faults[2] == "" and "cannot be represented" in faults[1]
 
 
 # -- random programs -------------------------------------------------------------------------------

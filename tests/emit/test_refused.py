@@ -48,11 +48,11 @@ def refuse(where: ct.Device, monkeypatch: pytest.MonkeyPatch) -> Refuse:
         return call
 
     if where.name == "cpu":
-        found = checked(plan._lower, lambda form: form.op.name.split(":")[-2:][0])
-        monkeypatch.setattr(plan, "_lower", found)
+        lower = checked(plan._lower, lambda form: form.op.name.split(":")[-2:][0])
+        monkeypatch.setattr(plan, "_lower", lower)
     else:
-        found = checked(where.backend.compile, lambda program: program.name)
-        monkeypatch.setattr(where.backend, "compile", found)
+        compile_program = checked(where.backend.compile, lambda program: program.name)
+        monkeypatch.setattr(where.backend, "compile", compile_program)
 
     def change(*names: str) -> None:
         refused[:] = names
@@ -85,7 +85,7 @@ def test_a_value_that_fails_raises_and_nothing_else_does(where: ct.Device, refus
     np.testing.assert_allclose(bad.numpy(), np.exp(X), rtol=1e-6)
 
 
-def test_what_is_tried_again_has_its_operands(where: ct.Device, refuse: Refuse) -> None:
+def test_a_retried_node_still_has_its_operands(where: ct.Device, refuse: Refuse) -> None:
     """Computed in the recording that it was taken out of, run or not, or set aside as well."""
     x = ct.asarray(X, device=where)
     refuse("exp", "tanh")
@@ -208,7 +208,7 @@ def test_a_cache_goes_on_with_its_step(where: ct.Device, refuse: Refuse) -> None
 
 
 @pytest.mark.devices("simulator", "webgpu", "cuda")
-def test_what_may_pass_leaves_the_recording_as_it_was(where: ct.Device) -> None:
+def test_a_forbidden_compile_leaves_the_recording_as_it_was(where: ct.Device) -> None:
     x = ct.asarray(X, device=where)
     (x + 1.0).numpy()
     pending: list[ct.Tensor] = []

@@ -38,19 +38,19 @@ def test_every_case_in_the_simulator(name: str, dtype: str) -> None:
     device = roomy("software")
     cases = cases_of(name, dtype, device.caps)
     wrong = list(differences(device, name, dtype, cases, TABLE[name]))
-    assert not wrong, "\n".join(f"{case}: {found}" for case, found in wrong)
+    assert not wrong, "\n".join(f"{case}: {difference}" for case, difference in wrong)
 
 
 def accesses(calls: Any) -> int:
     """Loads and stores that launches have written down: what a software adapter compiles."""
-    found = 0
+    count = 0
     for call in calls:
         dtypes = tuple(r.spec.dtype for r in call.tensors)
         ir: KernelIR = call.kernel.specialise(
             dtypes, (), call.constants, call.workgroup, call.signature
         )
-        found += sum("load" in s[0] or "store" in s[0] for s in ir.body)
-    return found
+        count += sum("load" in s[0] or "store" in s[0] for s in ir.body)
+    return count
 
 
 def product(
@@ -93,7 +93,9 @@ def attention(variant: str, queries: int, caps: Caps) -> int:
     ],
     ids=["tiles", "small", "thin", "columns", "blocks", "stream", "split"],
 )
-def test_less_is_written_down(count: Callable[[Caps], int], share: float) -> None:
+def test_kernels_of_software_adapters_are_shorter(
+    count: Callable[[Caps], int], share: float
+) -> None:
     assert count(SOFTWARE) <= share * count(OTHER)
 
 

@@ -25,7 +25,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-def test_who_has_not_begun_is_not_waited_for() -> None:
+def test_busy_helpers_are_not_waited_for() -> None:
     """All helpers are busy elsewhere: the thread that asks does the work and goes on."""
     busy, free = threading.Barrier(MOST_THREADS + 1), threading.Event()
 
@@ -139,10 +139,10 @@ def test_an_array_without_elements_has_no_blocks() -> None:
 def calls_of(formula: Callable[..., Any], *operands: Any, out: Any = None) -> Any:
     calls = CallList([x.dtype for x in operands], operands[0].shape[-1])
     run = calls.finish(formula(SYMBOLS, *calls.operands))
-    made = np.empty_like(operands[0]) if out is None else out
+    result = np.empty_like(operands[0]) if out is None else out
     with np.errstate(all="ignore"):
-        run(operands, made)
-    return made
+        run(operands, result)
+    return result
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {

@@ -42,10 +42,10 @@ STEPS = 5
 def meetings(x: In[u32], y: Out[u32], *, size: int, fault: str = "") -> None:
     """Of each word the sum over the cluster, plus the rank; twice, in the same memory."""
     ptx.cluster(size)
-    held, t = lang.shared(u32, 64), lang.local_id()
+    shared, t = lang.shared(u32, 64), lang.local_id()
     rank = ptx.cluster_rank()
     for part in range(2):
-        held[t] = x[lang.group_id() * 64 + t] + part
+        shared[t] = x[lang.group_id() * 64 + t] + part
         if fault == "unordered":
             lang.barrier()
         else:
@@ -55,19 +55,19 @@ def meetings(x: In[u32], y: Out[u32], *, size: int, fault: str = "") -> None:
             if fault in ("behind", "unwaited"):
                 lang.barrier()
             if fault == "behind":
-                held[t] = x[t]
+                shared[t] = x[t]
             if fault != "unwaited":
                 ptx.cluster_wait()
         if fault == "unarrived":
             ptx.cluster_wait()
         total = lang.var(rank)
         for other in range(ptx.cluster_size()):
-            total += ptx.cluster_load(held, t ^ 1, other)
+            total += ptx.cluster_load(shared, t ^ 1, other)
         y[(lang.group_id() * 2 + part) * 64 + t] = total
         if fault == "rank":
-            y[(lang.group_id() * 2 + part) * 64 + t] = ptx.cluster_load(held, t, total)
+            y[(lang.group_id() * 2 + part) * 64 + t] = ptx.cluster_load(shared, t, total)
         if fault == "beyond":
-            y[(lang.group_id() * 2 + part) * 64 + t] = ptx.cluster_load(held, t + 1, rank)
+            y[(lang.group_id() * 2 + part) * 64 + t] = ptx.cluster_load(shared, t + 1, rank)
         if fault == "overwritten":
             lang.barrier()
         if not ((fault == "overwritten" and part == 0) or (fault == "left" and part == 1)):
@@ -147,17 +147,17 @@ def test_the_simulator_reports(fault: str) -> None:
 def test_what_another_group_reads_is_kept(meet: bool) -> None:
     def kernel(y: Out[u32]) -> None:
         ptx.cluster(2)
-        held, t, total = lang.shared(u32, 32), lang.local_id(), lang.var(0)
-        held[t] = t
+        shared, t, total = lang.shared(u32, 32), lang.local_id(), lang.var(0)
+        shared[t] = t
         ptx.cluster_arrive()
         ptx.cluster_wait()
         with lang.if_(ptx.cluster_rank() == 1):
-            total += ptx.cluster_load(held, t, 0)
+            total += ptx.cluster_load(shared, t, 0)
         if meet:
             ptx.cluster_arrive()
             ptx.cluster_wait()
         with lang.if_(ptx.cluster_rank() == 0):
-            held[t] = 7
+            shared[t] = 7
         ptx.cluster_arrive()
         y[lang.global_id()] = total
         ptx.cluster_wait()
@@ -173,16 +173,16 @@ def test_what_another_group_reads_is_kept(meet: bool) -> None:
     np.testing.assert_array_equal(tensors["y"].bits(), wanted)
 
 
-def test_what_stands_between_arriving_and_waiting_counts_as_earlier() -> None:
+def test_writes_between_arriving_and_waiting_count_as_earlier() -> None:
     """A race on a GPU, which the simulator does not see."""
 
     def kernel(y: Out[u32]) -> None:
         ptx.cluster(2)
-        held, t = lang.shared(u32, 32), lang.local_id()
+        shared, t = lang.shared(u32, 32), lang.local_id()
         ptx.cluster_arrive()
-        held[t] = t + ptx.cluster_rank()
+        shared[t] = t + ptx.cluster_rank()
         ptx.cluster_wait()
-        y[lang.global_id()] = ptx.cluster_load(held, t, 1 - ptx.cluster_rank())
+        y[lang.global_id()] = ptx.cluster_load(shared, t, 1 - ptx.cluster_rank())
         ptx.cluster_arrive()
         ptx.cluster_wait()
 
@@ -307,7 +307,7 @@ RING_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", RING_FAULTS)
-def test_the_simulator_reports_of_rings(fault: str) -> None:
+def test_the_simulator_reports_faults_of_rings(fault: str) -> None:
     ir, tensors = ring(f16, fault)
     with pytest.raises(SimulationError, match=RING_FAULTS[fault]):
         on_simulator(ir, tensors, 2, RING)
@@ -383,13 +383,13 @@ def stored(x: In[storage, 2], y: Out[u32, 2], *, registers: int, trans: bool) ->
     t = lang.local_id()
     words = x.load_bits(t, 0)
     shapes = {2: [(16, 8)], 4: [(16, 16)], 22: [(16, 8)] * 2}[registers]
-    held = [ptx.Fragment(x.dtype, shape) for shape in shapes]
+    fragments = [ptx.Fragment(x.dtype, shape) for shape in shapes]
     first = 0
-    for fragment in held:
+    for fragment in fragments:
         for register in range(fragment.registers):
             fragment[register] = words[first + register]
         first += fragment.registers
-    ptx.stmatrix(tile, tile.chunk(t % (8 * first), 0), *held, trans=trans)
+    ptx.stmatrix(tile, tile.chunk(t % (8 * first), 0), *fragments, trans=trans)
     lang.barrier()
     with lang.if_(t < 8 * first):
         for word in range(4):
@@ -448,12 +448,12 @@ def rounded(y: Out[f32], *, fault: str = "") -> None:
     with ptx.role(WG, WG):
         lane, top = t % 32, t // 32 % 4 * 16
         for columns in range(0, 64, 16):
-            held = ptx.Fragment(f16, (64, 16))
+            fragment = ptx.Fragment(f16, (64, 16))
             for register in range(4):
-                row, column = held.place(register)
+                row, column = fragment.place(register)
                 first = lang.cast(row * 32 + column + columns, f32)
-                held[register] = (first, first + 1.0)
-            ptx.stmatrix(tile, tile.chunk(top + lane % 16, columns // 8 + lane // 16), held)
+                fragment[register] = (first, first + 1.0)
+            ptx.stmatrix(tile, tile.chunk(top + lane % 16, columns // 8 + lane // 16), fragment)
         if fault != "race":
             ptx.warpgroup_barrier()
         for columns in range(0, 64, 8):
@@ -542,13 +542,13 @@ def test_words_are_sent_and_waited_for(size: int, groups: int) -> None:
         ("few", "deadlock|on its way"),
     ],
 )
-def test_words_that_are_not_waited_for(fault: str, text: str) -> None:
+def test_sent_words_that_are_not_waited_for_are_reported(fault: str, text: str) -> None:
     ir, tensors = sent(2, 2, fault)
     with pytest.raises(SimulationError, match=text):
         on_simulator(ir, tensors, 2)
 
 
-def test_what_cannot_be_sent() -> None:
+def test_sends_that_are_refused() -> None:
     def three(y: Out[u32]) -> None:
         ptx.cluster(2)
         ptx.Barriers(1).send(0, lang.shared(u32, 4), 0, [lang.const(0, u32)] * 3, 0)
@@ -601,7 +601,7 @@ def apart(x: In[u32], table: In[u32], y: Out[u32], *, how: str, fault: str = "")
     y[t] = words[t]
 
 
-def test_who_has_not_waited_reads_early_wherever_it_stands() -> None:
+def test_reads_before_a_wait_are_early_in_roles_loops_and_branches() -> None:
     """A role, a branch and what is behind a loop may run where the launches before have not."""
     tensors = {"x": empty((256,), u32), "table": empty((256,), u32), "y": empty((256,), u32)}
     for how in ("role", "loop", "branch", "branches"):
@@ -628,15 +628,15 @@ def may_wait(x: In[u32], y: Out[u32], *, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["role", "one", "both"])
-def test_a_launch_does_not_end_before_those_before_it(how: str) -> None:
-    """What waits for it alone would read what they have not written."""
+def test_a_launch_ends_after_the_launches_before_it(how: str) -> None:
+    """A later launch that waits for this one alone would read what those have yet to write."""
     tensors = {"x": empty((256,), u32), "y": empty((256,), u32)}
     text = emit_ptx(record(may_wait, tensors, 256, how=how), "sm_90a")
     assert text.endswith("griddepcontrol.wait;\n  ret;\n}\n") == (how == "one")
 
 
-def test_what_is_read_early_is_known() -> None:
-    """Only that passes by the read-only cache: of the rest a line may be from before."""
+def test_arguments_read_early_are_marked() -> None:
+    """They alone are read by way of the read-only cache, whose lines may be stale for the rest."""
     tensors = {n: tensor(np.arange(32, dtype=np.uint32), u32) for n in ("x", "table")}
     tensors["y"] = empty((32,), u32)
     ir = record(early, tensors, 32)
@@ -657,8 +657,8 @@ def test_what_is_read_early_is_known() -> None:
 
 def texts() -> dict[str, KernelIR]:
     """A kernel for each operation."""
-    made = {f"stored {n} {trans}": stored_case(bf16, n, trans)[0] for n, trans in CASES}
-    return made | {
+    kernels = {f"stored {n} {trans}": stored_case(bf16, n, trans)[0] for n, trans in CASES}
+    return kernels | {
         "met": met(2, 2)[0],
         "sent": sent(2, 2)[0],
         "resident": record(resident, {"y": empty((64,), u32)}, 32),
@@ -704,7 +704,7 @@ def test_the_wait_is_first_and_has_no_name() -> None:
     assert not [name for name in ptx.__all__ if "griddep" in name]
 
 
-def test_whose_memory_is_asked_once() -> None:
+def test_addresses_of_another_group_are_computed_once() -> None:
     """The other group's address is computed once for each rank, the rest as for one's own."""
     text = emit_ptx(met(3, 3)[0], "sm_90")
     assert text.count("mapa.shared::cluster.u32") == 3
@@ -745,7 +745,7 @@ def clustered(wrong: Callable[[], Any], size: int = 2) -> Callable[[], None]:
     return inside
 
 
-def held() -> Any:
+def shared_array() -> Any:
     return lang.shared(f32, 32)
 
 
@@ -771,11 +771,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "rank alone": (ptx.cluster_rank, "cluster_rank in a kernel without clusters: ptx.cluster"),
     "arrive alone": (ptx.cluster_arrive, "cluster_arrive in a kernel without clusters"),
     "wait alone": (ptx.cluster_wait, "cluster_wait in a kernel without clusters"),
-    "load alone": (lambda: ptx.cluster_load(held(), 0, 0), "cluster_load in a kernel without"),
+    "load alone": (
+        lambda: ptx.cluster_load(shared_array(), 0, 0),
+        "cluster_load in a kernel without",
+    ),
     "signal alone": (lambda: ptx.Barriers(1).arrive(0, 0), "another group's barrier in a kernel"),
     "divergent": (clustered(divergent), "cluster_arrive inside control flow that may differ"),
     "role": (clustered(in_role), "cluster_wait inside a ptx.role"),
-    "rank": (clustered(lambda: ptx.cluster_load(held(), 0, 2)), "a cluster of 2 has no rank 2"),
+    "rank": (
+        clustered(lambda: ptx.cluster_load(shared_array(), 0, 2)),
+        "a cluster of 2 has no rank 2",
+    ),
     "signalled": (clustered(lambda: ptx.Barriers(1).arrive(0, 3)), "a cluster of 2 has no rank 3"),
     "stored": (lambda: ptx.stmatrix(tile(), 0), "stmatrix takes 1, 2 or 4 registers of f16, got"),
     "unfilled": (

@@ -75,11 +75,11 @@ def boxes(x: In[storage], y: Out[storage], z: Out[f32], *, along: bool, fault: s
         for register in range(32):
             row, column = sums.place(register)
             z[row * 64 + column] = sums[register]
-        held, more = ptx.Fragment(x.dtype, (64, 16)), ptx.Fragment(f32, (64, 64))
+        factor, more = ptx.Fragment(x.dtype, (64, 16)), ptx.Fragment(f32, (64, 64))
         for register in range(4):  # the first 16 columns, as they lie
-            held[register] = (sums[2 * register], sums[2 * register + 1])
+            factor[register] = (sums[2 * register], sums[2 * register + 1])
         ptx.wgmma_fence()
-        ptx.wgmma_held(more, held, tile, tile.start(0, 0, 1), b_along_k=along, accumulate=False)
+        ptx.wgmma_held(more, factor, tile, tile.start(0, 0, 1), b_along_k=along, accumulate=False)
         ptx.wgmma_commit()
         ptx.wgmma_wait()
         for register in range(32):
@@ -131,18 +131,18 @@ def test_a_number_that_a_warpgroup_has_in_common() -> None:
 def test_boxes_and_products(dtype: DType, along: bool) -> None:
     ir, tensors = case(dtype, along)
     tensors["y"].words[:] = tensors["x"].words  # the store covers a part
-    made = copies(tensors)
-    simulate(ir, [t.words for t in made.values()], bits(ir, made, SIZES), 1)
+    results = copies(tensors)
+    simulate(ir, [t.words for t in results.values()], bits(ir, results, SIZES), 1)
     x = tensors["x"].numpy().astype(np.float32).reshape(70, 72)
     box = np.zeros((64, 64), np.float32)
     box[:, :] = x[4:68, 8:72]
     factor = box if along else box.T
-    once, again = made["z"].numpy()[:8192].reshape(2, 64, 64)
+    once, again = results["z"].numpy()[:8192].reshape(2, 64, 64)
     np.testing.assert_allclose(once, factor @ factor.T, rtol=1e-5, atol=1e-4)
-    np.testing.assert_array_equal(made["z"].numpy()[8192:], (np.arange(WG) + WG) ^ 3)
-    held = widen(narrow(once[:, :16], dtype), dtype)
-    np.testing.assert_allclose(again, held @ factor.T[:16], rtol=1e-5, atol=1e-3)
-    out = made["y"].numpy().astype(np.float32).reshape(70, 72)
+    np.testing.assert_array_equal(results["z"].numpy()[8192:], (np.arange(WG) + WG) ^ 3)
+    rounded = widen(narrow(once[:, :16], dtype), dtype)
+    np.testing.assert_allclose(again, rounded @ factor.T[:16], rtol=1e-5, atol=1e-3)
+    out = results["y"].numpy().astype(np.float32).reshape(70, 72)
     np.testing.assert_array_equal(out[0, :64], x[4, :64])
     np.testing.assert_array_equal(out[1, 1:64:2], np.full(32, 2.0))
     np.testing.assert_array_equal(out[2:64, :64], x[6:68, :64])
@@ -294,25 +294,25 @@ def tile(**more: Any) -> ptx.SharedTile:
 
 
 def pending() -> ptx.Fragment:
-    held, factor = sums(), tile()
-    ptx.wgmma(held, factor, factor.start(0, 0), factor, factor.start(0, 0), accumulate=False)
-    return held
+    total, factor = sums(), tile()
+    ptx.wgmma(total, factor, factor.start(0, 0), factor, factor.start(0, 0), accumulate=False)
+    return total
 
 
 def read_pending() -> None:
-    held = pending()
+    total = pending()
     ptx.wgmma_commit()
-    held[0] + 1
+    total[0] + 1
 
 
 def left_pending() -> None:
-    held, factor = sums(), tile()
-    held.fill(0.0)
+    total, factor = sums(), tile()
+    total.fill(0.0)
     at = factor.start(0, 0)
     for _ in lang.range(4):
         ptx.wgmma_wait(0)
-        held[0] + 1
-        ptx.wgmma(held, factor, at, factor, at)
+        total[0] + 1
+        ptx.wgmma(total, factor, at, factor, at)
         ptx.wgmma_commit()
 
 
@@ -385,23 +385,23 @@ def test_refused(name: str) -> None:
 def test_maps_refuse_what_they_cannot_describe() -> None:
     def kernel(x: In[f16], s: InOut[f16], y: Out[f32], *, which: str) -> None:
         n, pitch = parameters("n", "pitch")
-        held = tile()
+        shared_tile = tile()
         if which == "number":
-            ptx.TensorMap(x, held, (n, 3), (pitch,))
+            ptx.TensorMap(x, shared_tile, (n, 3), (pitch,))
         elif which == "strides":
-            ptx.TensorMap(x, held, (n, n), (pitch, pitch))
+            ptx.TensorMap(x, shared_tile, (n, n), (pitch, pitch))
         elif which == "mode":
-            ptx.TensorMap(s, held, (n, n), (pitch,))
+            ptx.TensorMap(s, shared_tile, (n, n), (pitch,))
         elif which == "dtype":
             ptx.TensorMap(x, ptx.SharedTile(bf16, (64, 64)), (n, n), (pitch,))
         elif which == "rows":
             ptx.TensorMap(x, ptx.SharedTile(f16, (264, 64)), (n, n), (pitch,))
         else:
-            made = ptx.TensorMap(x, held, (n, n), (pitch,))
+            tensor_map = ptx.TensorMap(x, shared_tile, (n, n), (pitch,))
             if which == "coordinates":
-                ptx.tma_load(made, (0,), 0, ptx.Barriers(1), 0)
+                ptx.tma_load(tensor_map, (0,), 0, ptx.Barriers(1), 0)
             else:
-                ptx.tma_store(made, (0, 0))
+                ptx.tma_store(tensor_map, (0, 0))
         y[lang.local_id()] = 0.0
 
     texts = {

@@ -74,7 +74,7 @@ def test_a_word_that_nobody_wrote_is_not_read(where: ct.Device) -> None:
     assert np.array_equal(state.numpy(), np.full(32, 3))
 
 
-def test_what_is_copied_was_written_as_far_as_its_source_was(where: ct.Device) -> None:
+def test_a_replay_input_is_written_as_far_as_its_source(where: ct.Device) -> None:
     state = ct.State.empty(32, device=where)
 
     def step(x: ct.Tensor) -> ct.Tensor:
@@ -93,8 +93,8 @@ def test_what_is_copied_was_written_as_far_as_its_source_was(where: ct.Device) -
 def test_a_copy_of_a_state_copies_what_nobody_wrote(where: ct.Device) -> None:
     state = ct.State.empty(32, device=where)
     begin(state, threads=32)
-    made, y = copy.deepcopy(state), ct.empty(32, device=where)
-    take(made, y, 16, threads=32)
+    copied, y = copy.deepcopy(state), ct.empty(32, device=where)
+    take(copied, y, 16, threads=32)
     assert y.numpy().all()
 
 
@@ -121,7 +121,7 @@ def test_pads_of_results_are_read_and_nothing_else_beside_them(where: ct.Device)
 @pytest.mark.parametrize("shape", [(), (3,), (8,), (1, 1), (5, 3), (2, 3, 5), (4, 3, 1), (0, 3)])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_word_is_an_elements_or_a_pads(shape: Any, dtype: str, turned: bool) -> None:
+def test_each_word_belongs_to_an_element_or_a_pad(shape: Any, dtype: str, turned: bool) -> None:
     spec = make_spec(shape, dtype_of(dtype), 16)
     if turned:
         spec = Spec(shape[::-1], spec.dtype, spec.strides[::-1], False)
@@ -142,7 +142,7 @@ def apart(x: ct.In[lang.storage], y: ct.Out[ct.f32]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_a_word_is_as_many_values_as_it_holds(device: ct.Device, dtype: str) -> None:
+def test_words_are_unpacked_into_values(device: ct.Device, dtype: str) -> None:
     count = 8 * dtype_of(dtype).per_word
     x = ct.asarray(np.arange(count, dtype=np.float32), dtype, device)
     y = ct.empty(count, device=device)
@@ -158,7 +158,7 @@ def values_of_bits(x: ct.In[lang.storage], y: ct.Out[lang.storage]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "i32", "u32", "f16", "bf16", "i8", "u8"])
-def test_words_have_values(device: ct.Device, dtype: str) -> None:
+def test_values_of_bits_are_those_of_the_dtype(device: ct.Device, dtype: str) -> None:
     kind = dtype_of(dtype)
     x = ct.arange(8 * kind.per_chunk, device=device).astype(kind)
     y = ct.empty(8 * kind.per_chunk, kind, device)

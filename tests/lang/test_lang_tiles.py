@@ -66,8 +66,8 @@ def product(
     lang.barrier()
     lane, top = t % 32, t // 32 * 16
     sums = [ptx.Fragment(f32, (16, 8)) for _ in range(N // 8)]
-    for held in sums:
-        held.fill(0.5)
+    for fragment in sums:
+        fragment.fill(0.5)
     height = ptx.Fragment(a.dtype, (16, 16))
     widths = [ptx.Fragment(b.dtype, (16, 8)) for _ in range(2)]
     low, high = lane // 8 % 2, lane // 16
@@ -82,12 +82,12 @@ def product(
         else:
             at = tiles[1].chunk(low * 8 + lane % 8 + k, high)
         ptx.ldmatrix(tiles[1], at, *widths, trans=not right)
-        for held, width in zip(sums, widths, strict=True):
-            ptx.mma_sync(held, height, width)
-    for j, held in enumerate(sums):
-        for register in range(held.registers):
-            row, column = held.place(register)
-            y[top + row, column + 8 * j] = held[register]
+        for fragment, width in zip(sums, widths, strict=True):
+            ptx.mma_sync(fragment, height, width)
+    for j, fragment in enumerate(sums):
+        for register in range(fragment.registers):
+            row, column = fragment.place(register)
+            y[top + row, column + 8 * j] = fragment[register]
 
 
 def loads(x: In[storage, 2], y: Out[u32, 2], *, trans: bool) -> None:
@@ -124,31 +124,31 @@ def chained(x: In[storage, 2], y: Out[f32, 2]) -> None:
     height, weights = (ptx.Fragment(x.dtype, (16, 16)) for _ in range(2))
     pair = [ptx.Fragment(x.dtype, (16, 8)) for _ in range(2)]
     scores = [ptx.Fragment(f32, (16, 8)) for _ in range(2)]
-    for held in scores:
-        held.fill(0.0)
+    for fragment in scores:
+        fragment.fill(0.0)
     for k in range(0, 64, 16):
         ptx.ldmatrix(tile, tile.right(tile.chunk(low * 8 + t % 8, high), k // 8), height)
         ptx.ldmatrix(tile, tile.right(tile.chunk(high * 8 + t % 8, low), k // 8), *pair)
-        for held, width in zip(scores, pair, strict=True):
-            ptx.mma_sync(held, height, width)
-    for j, held in enumerate(scores):
+        for fragment, width in zip(scores, pair, strict=True):
+            ptx.mma_sync(fragment, height, width)
+    for j, fragment in enumerate(scores):
         for half in range(2):
-            first, second = (lang.exp2_native(held[2 * half + e] * 0.125) for e in range(2))
-            held[2 * half] = first
-            with lang.if_(held.place(2 * half)[0] >= 8):
-                held[2 * half] = held[2 * half] * 0.5
-            second = lang.select(held.place(2 * half)[0] >= 8, second * 0.5, second)
-            weights[2 * j + half] = (held[2 * half], second)
+            first, second = (lang.exp2_native(fragment[2 * half + e] * 0.125) for e in range(2))
+            fragment[2 * half] = first
+            with lang.if_(fragment.place(2 * half)[0] >= 8):
+                fragment[2 * half] = fragment[2 * half] * 0.5
+            second = lang.select(fragment.place(2 * half)[0] >= 8, second * 0.5, second)
+            weights[2 * j + half] = (fragment[2 * half], second)
             kept = weights[2 * j + half]
             weights[2 * j + half] = (kept[0], kept[1])
     out = [ptx.Fragment(f32, (16, 8)) for _ in range(2)]
     ptx.ldmatrix(tile, tile.chunk(low * 8 + t % 8, high), *pair, trans=True)
-    for j, (held, width) in enumerate(zip(out, pair, strict=True)):
-        held.fill(0.0)
-        ptx.mma_sync(held, weights, width)
+    for j, (fragment, width) in enumerate(zip(out, pair, strict=True)):
+        fragment.fill(0.0)
+        ptx.mma_sync(fragment, weights, width)
         for register in range(4):
-            row, column = held.place(register)
-            y[row, column + 8 * j] = held[register]
+            row, column = fragment.place(register)
+            y[row, column + 8 * j] = fragment[register]
 
 
 def widened(w: In[i8], x: In[storage, 2], y: Out[f32, 2], *, zero: int | None) -> None:
@@ -287,12 +287,12 @@ def test_a_product_in_every_layout(dtype: DType, left: bool, right: bool) -> Non
         ir, tensors = product_case(dtype, left, right, swizzle)
         assert ir.ptx_only
         for order in ORDERS:
-            made = copies(tensors)
-            on_simulator(ir, made, 1, order=order)
-            np.testing.assert_array_equal(made["y"].numpy(), in_order(made, left, right))
+            results = copies(tensors)
+            on_simulator(ir, results, 1, order=order)
+            np.testing.assert_array_equal(results["y"].numpy(), in_order(results, left, right))
         unchecked = copies(tensors)
         on_simulator(ir, unchecked, 1, check=False)
-        np.testing.assert_array_equal(unchecked["y"].words, made["y"].words)
+        np.testing.assert_array_equal(unchecked["y"].words, results["y"].words)
 
 
 @HALVES
@@ -311,12 +311,12 @@ def test_sums_that_become_a_factor(dtype: DType) -> None:
 @HALVES
 def test_a_factor_takes_words_as_they_are_stored(dtype: DType) -> None:
     def kernel(x: In[storage], y: Out[u32], z: Out[f32]) -> None:
-        held, t = ptx.Fragment(x.dtype, (16, 8)), lang.local_id()
+        fragment, t = ptx.Fragment(x.dtype, (16, 8)), lang.local_id()
         words = x.load_bits(t * 8)
         for register in range(2):
-            held[register] = words[register + 1]
+            fragment[register] = words[register + 1]
             y[t * 2 + register] = words[register + 1]
-            for e, value in enumerate(held[register]):
+            for e, value in enumerate(fragment[register]):
                 z[t * 4 + register * 2 + e] = value
 
     tensors = {"x": random((32 * 8,), dtype), "y": empty((64,), u32), "z": empty((128,), f32)}
@@ -397,11 +397,11 @@ CASES: dict[str, Callable[[DType], tuple[KernelIR, dict[str, Tensor]]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_ptx_equals_the_simulator(dtype: DType, name: str) -> None:
     ir, tensors = CASES[name](dtype)
-    made = copies(tensors)
-    on_simulator(ir, made, 1)
+    results = copies(tensors)
+    on_simulator(ir, results, 1)
     words = [tensors[a.name].words.copy() for a in ir.args]
     execute(ir, "sm_80", words, parameters(ir, tensors), 1)
-    np.testing.assert_array_equal(words[-1], made["y"].words)
+    np.testing.assert_array_equal(words[-1], results["y"].words)
 
 
 def test_the_cases_cover_every_operation() -> None:
@@ -443,14 +443,14 @@ SHAPES = [(8, 8), (16, 16), (32, 32), (64, 64), (32, 128), (16, 256), (2, 16, 64
 
 def chunks_of(shape: tuple[int, ...], swizzle: int | None) -> tuple[Array, int]:
     """The chunk of each (stage, row, column) as a kernel computes it, and those of a stage."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     stages = shape[0] if len(shape) == 3 else 1
     rows, columns = shape[-2:]
     count = stages * rows * columns // 8
 
     def kernel(y: Out[u32]) -> None:
         tile = ptx.SharedTile(f16, shape, swizzle)
-        found["chunks"] = tile.chunks
+        sizes["chunks"] = tile.chunks
         i = lang.global_id()
         at = tile.chunk(i // (columns // 8) % rows, i % (columns // 8), i * 8 // (rows * columns))
         with lang.if_(i < count):
@@ -458,7 +458,7 @@ def chunks_of(shape: tuple[int, ...], swizzle: int | None) -> tuple[Array, int]:
 
     tensors = {"y": empty((count,), u32)}
     on_simulator(record(kernel, tensors, 32), tensors, -(-count // 32))
-    return tensors["y"].bits().reshape(stages, rows, columns // 8), found["chunks"]
+    return tensors["y"].bits().reshape(stages, rows, columns // 8), sizes["chunks"]
 
 
 @pytest.mark.parametrize("swizzle", [None, 0, 32, 64, 128])
@@ -568,8 +568,8 @@ WAITED = "has waited for its copy"
 )
 def test_copies_are_there_when_waited_for(given: dict[str, Any], text: str) -> None:
     tensors = {"x": random((1536,), f16), "y": empty((1024,), f16)}
-    found = fault_of(ring, tensors, **{"meet": True, "commit": True, "late": True, **given})
-    assert (text in found) if text else not found, found
+    message = fault_of(ring, tensors, **{"meet": True, "commit": True, "late": True, **given})
+    assert (text in message) if text else not message, message
 
 
 def test_what_is_in_flight_is_not_written() -> None:
@@ -642,18 +642,18 @@ def test_every_mutation_is_caught() -> None:
     assert sum("no cp_async_wait" in label for label in labels) == 1
     assert {"ldmatrix", "cp_async"} <= {label.split()[0] for label in labels}
     for label, mutant in mutations(ir):
-        made = copies(tensors)
+        results = copies(tensors)
         try:
-            on_simulator(mutant, made, 1)
+            on_simulator(mutant, results, 1)
         except SimulationError:
             continue
-        assert not np.array_equal(made["y"].numpy(), in_order(made, True, True)), label
+        assert not np.array_equal(results["y"].numpy(), in_order(results, True, True)), label
 
 
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def test_only_ptx_has_them() -> None:
+def test_other_targets_refuse_these_operations() -> None:
     ir, _ = product_case(f16)
     with pytest.raises(
         LimitError, match=r"cp_async of lang.ptx, which only NVIDIA GPUs from sm_80"
@@ -667,15 +667,15 @@ def test_only_ptx_has_them() -> None:
 
 
 def sums() -> ptx.Fragment:
-    made = ptx.Fragment(f32, (16, 8))
-    made.fill(0.0)
-    return made
+    fragment = ptx.Fragment(f32, (16, 8))
+    fragment.fill(0.0)
+    return fragment
 
 
 def factor(shape: tuple[int, int] = (16, 16), dtype: DType = f16) -> ptx.Fragment:
-    made = ptx.Fragment(dtype, shape)
-    made.fill(0)
-    return made
+    fragment = ptx.Fragment(dtype, shape)
+    fragment.fill(0)
+    return fragment
 
 
 def divergent() -> None:
@@ -767,7 +767,7 @@ def test_half_a_warp_is_refused() -> None:
         record(kernel, {"y": empty((48,), f32)}, 48)
 
 
-def test_copies_come_from_what_nobody_writes() -> None:
+def test_copies_from_written_arguments_are_refused() -> None:
     def kernel(x: InOut[f16], z: In[bf16], *, which: str) -> None:
         tile = ptx.SharedTile(f16, (8, 64))
         ptx.cp_async(tile, 0, {"x": x, "z": z}[which], 0)
@@ -778,7 +778,7 @@ def test_copies_come_from_what_nobody_writes() -> None:
             record(kernel, tensors, 32, which=which)
 
 
-def test_lines_come_from_what_nobody_writes() -> None:
+def test_lines_of_written_arguments_are_refused() -> None:
     def kernel(x: InOut[f16], z: In[f16], *, which: str, nbytes: int) -> None:
         ptx.fetch_lines({"x": x, "z": z}[which], nbytes)
 

@@ -325,7 +325,7 @@ def test_errors_stand_at_the_line(fn: Callable[..., Any], kernel: Callable[..., 
         lang.local_id()  # the tracer is gone
 
 
-def test_numbers_of_numpy_leave_their_operators_to_us() -> None:
+def test_operators_of_numpy_numbers_are_traced() -> None:
     def kernel(x: In[f32], n: In[u32], y: Out[f32], *, two: Any, three: Any) -> None:
         v, i = x[0], n[0]
         for value in (two + v, two - v, two * v, two / v):
@@ -358,8 +358,8 @@ def test_output_never_written() -> None:
     def kernel(x: In[f32], y: Out[f32]) -> None:
         x[0] + 1.0
 
-    place = f"kernel 'kernel' at {HERE}:{kernel.__code__.co_firstlineno}"
-    with pytest.raises(TraceError, match=re.escape(f"output 'y' is never written ({place})")):
+    location = f"kernel 'kernel' at {HERE}:{kernel.__code__.co_firstlineno}"
+    with pytest.raises(TraceError, match=re.escape(f"output 'y' is never written ({location})")):
         trace(kernel)
 
     def early(x: In[f32], y: Out[f32], n: u32) -> None:
@@ -531,13 +531,15 @@ def test_kernels_are_traced_in_threads_and_inside_one_another() -> None:
 
     digests: list[str] = []
     trace(outer)
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(trace(outer).digest)) for _ in range(4)]
+    outer_digests: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: outer_digests.append(trace(outer).digest)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1 and set(digests) == {trace(inner).digest}
+    assert len(set(outer_digests)) == 1 and set(digests) == {trace(inner).digest}
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -583,10 +585,10 @@ def test_variables_and_lists_of_them() -> None:
 
 def test_variables_carry_values_across_blocks() -> None:
     def fn(a: Any) -> Any:
-        found = lang.var(7)
+        variable = lang.var(7)
         with lang.if_(a > 3):
-            found.set(a * 2)
-        return found
+            variable.set(a * 2)
+        return variable
 
     a = np.arange(9, dtype=np.uint32)
     np.testing.assert_array_equal(compute(fn, a, out=u32), np.where(a > 3, a * 2, 7))
@@ -607,7 +609,7 @@ def test_loops_unroll_while_tracing() -> None:
     assert one.digest != other.digest
 
 
-def test_scalars_ride_with_the_launch() -> None:
+def test_scalars_are_passed_with_the_launch() -> None:
     def kernel(x: In[f32], y: Out[f32], n: u32, s: f32, m: i32, unused: u32) -> None:
         with lang.if_(lang.global_id() < n):
             y[lang.global_id()] = x[lang.global_id()] * s + lang.cast(m, f32)
@@ -1078,8 +1080,8 @@ SHOWN = {
     "`lang.var` carries values": "trace.variables_carry_values_across_blocks",
     "`lang.vars(f32, 8, 8)`": "trace.variables_and_lists_of_them trace.errors_stand_at_the_line",
     "Constants (keyword-only parameters)": "trace.loops_unroll_while_tracing",
-    "Scalars annotated": "trace.scalars_ride_with_the_launch",
-    "`lang.range(start, stop, step)` reads": "wgsl.bounds_are_read_once_means_once",
+    "Scalars annotated": "trace.scalars_are_passed_with_the_launch",
+    "`lang.range(start, stop, step)` reads": "wgsl.bounds_of_loops_are_read_once",
     "Like `i += step` anywhere": "trace.counters_wrap",
     "Mesa's llvmpipe (lavapipe) stops": "rounds.the_probe_says_where_a_driver_stops",
     "If a probe, when the device is opened": "rounds.long_loops_of_a_user "
@@ -1100,7 +1102,7 @@ SHOWN = {
     "| `Scalar[dtype]`": "wgsl.scalars_in_device_memory",
     "| `global_id()`": "simulate.ids",
     "| `num_groups()`": "simulate.ids",
-    "| `const(value": "wgsl.constants_keep_every_bit trace.scalars_ride_with_the_launch",
+    "| `const(value": "wgsl.constants_keep_every_bit trace.scalars_are_passed_with_the_launch",
     "| `var(init": "trace.variables_and_lists_of_them",
     "| `shared(dtype": "trace.chunks_of_shared_memory_by_their_number simulate.shared_races",
     "| `atomic_add(array, index, value)`, ": "atomics.every_step atomics.an_index_of_rank_two",
@@ -1193,8 +1195,8 @@ SHOWN = {
     "No launch has `In` and `Out`": "trace.outputs_are_fresh_values",
     "An `Out` argument is a new value": "trace.outputs_are_fresh_values",
     # ptx alone
-    "`from centella.lang import ptx` has": "tiles.only_ptx_has_them",
-    "A kernel that uses it has no WGSL": "tiles.only_ptx_has_them",
+    "`from centella.lang import ptx` has": "tiles.other_targets_refuse_these_operations",
+    "A kernel that uses it has no WGSL": "tiles.other_targets_refuse_these_operations",
     "The simulator runs it": "tiles.ptx_equals_the_simulator",
     "| in `ptx` |": "tiles.every_name_is_on_the_page",
     "| `ptx.Fragment(dtype": "tiles.a_product_in_every_layout tiles.refused",
@@ -1210,7 +1212,7 @@ SHOWN = {
     "| `ptx.permute_bytes(a": "tiles.bytes_are_multiplied_exactly tiles.refused",
     "| `ptx.widen_u7(word, dtype": "tiles.integers_become_factors tiles.refused",
     "| `ptx.max_pairs(a, b, dtype)`": "tiles.pairs_of_halves_have_their_larger tiles.refused",
-    "| `ptx.fetch_lines(source": "tiles.lines_are_fetched_where_it_is_asked_for tiles.lines_come_from_what_nobody_writes",
+    "| `ptx.fetch_lines(source": "tiles.lines_are_fetched_where_it_is_asked_for tiles.lines_of_written_arguments_are_refused",
     "| `ptx.resident(groups)`": "tiles.residents_are_in_the_head tiles.refused",
     "| `ptx.ldmatrix(tile": "tiles.ptx_equals_the_simulator tiles.texts_assemble",
     "| `ptx.cp_async(tile": "tiles.a_copy_of_fewer_bytes_ends_in_zeros tiles.texts_assemble",
@@ -1224,9 +1226,9 @@ SHOWN = {
     "| `ptx.cluster_arrive()`": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.cluster_load(array": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.launch_dependents()`": "clusters.texts_assemble",
-    "| `ptx.await_launches()`": "clusters.what_is_read_early_is_known",
-    "| `b.send(i": "clusters.words_that_are_not_waited_for clusters.what_cannot_be_sent",
-    "No launch that may still run": "clusters.what_is_read_early_is_known",
+    "| `ptx.await_launches()`": "clusters.arguments_read_early_are_marked",
+    "| `b.send(i": "clusters.sent_words_that_are_not_waited_for_are_reported clusters.sends_that_are_refused",
+    "No launch that may still run": "clusters.arguments_read_early_are_marked",
     "So `launch_dependents` changes": "clusters.texts_assemble",
     "| `ptx.grid_barrier()`": "grids.groups_meet",
     # of those, on Hopper
@@ -1262,12 +1264,12 @@ SHOWN = {
     "The simulator runs a kernel for Hopper": "hopper.boxes_and_products",
     "It reports access to the memory": "hopper.the_simulator_reports",
     "It cannot report a missing `init_fence`": "hopper.the_simulator_reports",
-    "A wait for a phase": "clocks.who_waits_for_another_barrier_is_not_told "
+    "A wait for a phase": "clocks.waiting_for_another_barrier_orders_nothing "
     "clocks.a_box_is_overwritten_once_it_is_read clocks.order_is_passed_on",
-    "A wait orders nothing else": "clocks.who_waits_for_another_barrier_is_not_told "
+    "A wait orders nothing else": "clocks.waiting_for_another_barrier_orders_nothing "
     "clocks.a_phase_tells_what_was_published_to_it",
     "The simulator has a vector clock": "clocks.slots_that_are_used_too_early "
-    "clocks.who_has_not_waited_does_not_know_a_box",
+    "clocks.each_thread_waits_for_a_box_itself",
     "One thread arrives or waits": "clocks.slots_are_used_again clocks.a_warp_is_taken_for_one",
     "Within a warp, of atomics": "clocks.a_warp_is_taken_for_one clocks.atomics_and_device_memory",
     "A launch whose groups meet by": "grids.more_groups_than_a_device_holds_are_refused",
@@ -1278,11 +1280,11 @@ SHOWN = {
     "clusters.what_another_group_reads_is_kept",
     "Accesses between the two": "clusters.the_simulator_reports",
     "No group ends while another": "clusters.the_simulator_reports "
-    "clusters.the_simulator_reports_of_rings",
+    "clusters.the_simulator_reports_faults_of_rings",
     "The simulator runs the groups of a cluster": "clusters.the_simulator_reports "
-    "clusters.groups_that_do_not_meet clusters.the_simulator_reports_of_rings "
+    "clusters.groups_that_do_not_meet clusters.the_simulator_reports_faults_of_rings "
     "clusters.what_another_group_reads_is_kept",
-    "It treats accesses between": "clusters.what_stands_between_arriving_and_waiting_counts_as_earlier",
+    "It treats accesses between": "clusters.writes_between_arriving_and_waiting_count_as_earlier",
     "For sm_90 and later a kernel's first": "clusters.the_wait_is_first_and_has_no_name",
     # of all
     "A fragment is opaque and linear": "tiles.refused tiles.fragments_keep_their_registers",
@@ -1296,7 +1298,7 @@ SHOWN = {
     "Before the wait no thread may": "tiles.what_is_in_flight_is_not_written",
     "The simulator completes copies": "tiles.copies_are_there_when_waited_for",
     # simulator
-    "`trace(...)` returns a `KernelIR`": "trace.scalars_ride_with_the_launch",
+    "`trace(...)` returns a `KernelIR`": "trace.scalars_are_passed_with_the_launch",
     "It reports, with the source line": "simulate.out_of_bounds simulate.shared_races "
     "simulate.unwritten_output simulate.read_of_unwritten_memory simulate.divergent_meetings "
     "simulate.off_boundary simulate.global_races",

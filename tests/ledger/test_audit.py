@@ -133,7 +133,7 @@ class SimulatorShim(Shim):
         self.around(backend, "allocate", lambda n: {"allocations": 1, "allocated": n})
         self.around(backend, "compile", lambda _: {"compiles": 1})
         # Each launch takes its words and the number of groups.
-        words = lambda made: {"parameter_bytes": made.nbytes + 4}  # noqa: E731  # as the others
+        words = lambda array: {"parameter_bytes": array.nbytes + 4}  # noqa: E731  # as the others
         self.around(simulator, "_parameters", words, after=True)
 
 

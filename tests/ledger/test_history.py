@@ -40,8 +40,8 @@ def test_computed_by_an_op_at_a_line(device: ct.Device) -> None:
     z = ct.relu(y * 2.0) + 1.0
     assert kinds(z) == ["recorded"]
     z.numpy()
-    (made,), (fused, read) = y.history, z.history
-    assert (made.kind, made.what, made.launches) == ("computed", "softmax", 1)
+    (computed,), (fused, read) = y.history, z.history
+    assert (computed.kind, computed.what, computed.launches) == ("computed", "softmax", 1)
     assert (fused.kind, fused.what, fused.launches) == ("computed", "mul + relu + add", 1)
     assert read.kind == "downloaded"
     assert y.kernel_launches == z.kernel_launches == 1
@@ -105,8 +105,8 @@ def test_replayed(device: ct.Device) -> None:
     fn = device.compile(step, X)
     soft, same = fn(X)
     soft.numpy()
-    (made, _) = soft.history
-    assert (made.kind, made.what, made.launches) == ("replayed", "step: softmax", 1)
+    (replayed, _) = soft.history
+    assert (replayed.kind, replayed.what, replayed.launches) == ("replayed", "step: softmax", 1)
     assert (same.history[0].kind, same.kernel_launches) == (
         "replayed",
         1,

@@ -195,19 +195,22 @@ def test_cuda_events_become_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stamps, "driver", fake)
     monkeypatch.setattr(stamps, "check", lambda result: result[1])
     given_up: list[list[int]] = []
-    made: list[Any] = []
+    submissions: list[Any] = []
     for launches in (2, 1, 2):
-        one = stamps.Stamps(launches, made[-1] if made else None, given_up.append)
+        one = stamps.Stamps(launches, submissions[-1] if submissions else None, given_up.append)
         for index in range(2 * launches):
             one.record(index, "stream")
-        made.append(one)
+        submissions.append(one)
     ms = 1_000_000
     first, second, third = 0, int(1.0 * ms), int(1.5 * ms)
-    assert made[2].times() == [(third, third + ms // 4), (third + ms // 2, third + 3 * ms // 4)]
-    assert made[1].times() == [(second, second + ms // 4)]
-    assert made[0].times()[0] == (first, ms // 4)
+    assert submissions[2].times() == [
+        (third, third + ms // 4),
+        (third + ms // 2, third + 3 * ms // 4),
+    ]
+    assert submissions[1].times() == [(second, second + ms // 4)]
+    assert submissions[0].times()[0] == (first, ms // 4)
     del one
-    made.clear()
+    submissions.clear()
     assert sorted(len(events) for events in given_up) == [2, 4, 4]
 
 

@@ -90,8 +90,8 @@ def test_weights_of_half_width_and_activations_of_full(device: ct.Device, tmp_pa
         ids = ct.asarray(stored["input_ids"], device=m.device)
         out = m(ids, ct.asarray(lengths_of(stored), device=m.device))
         assert out.dtype.name == ("f16" if m is model and target == "ptx" else "f32")
-        found: Array = out.numpy().astype(np.float32)[stored["attention_mask"] == 1]
-        return found
+        rows: Array = out.numpy().astype(np.float32)[stored["attention_mask"] == 1]
+        return rows
 
     bound = 0.05 if target == "ptx" else TOLERANCE
     np.testing.assert_allclose(states(model), states(exact), atol=bound)
@@ -201,7 +201,7 @@ def test_ids_of_another_shape(shape: tuple[int, ...]) -> None:
         model(ids, ct.asarray(np.ones(1, np.int32), device="cpu"))
 
 
-def test_what_are_no_ids() -> None:
+def test_inputs_that_are_no_tensors() -> None:
     model = model_of(DATA / "tiny-bert", "cpu")
     ids, lengths = (ct.zeros(shape, "i32", "cpu") for shape in ((2, 3), (2,)))
     for wrong in ([[1, 2]], np.zeros((2, 3), np.int32), None):

@@ -57,8 +57,8 @@ def test_texts_end_to_end_have_the_states_of_padded_ones(device: ct.Device, fold
     positions = np.broadcast_to(np.arange(padded.shape[1], dtype=np.int32), real.shape)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     rows = [np.pad(x[real], (0, 5)) for x in (stored["ids"], positions)]  # five behind the last
-    ids, places = (ct.asarray(x, device=device) for x in rows)
-    states = model.end_to_end(ids, ct.asarray(offsets, device=device), places).numpy()
+    ids, position_ids = (ct.asarray(x, device=device) for x in rows)
+    states = model.end_to_end(ids, ct.asarray(offsets, device=device), position_ids).numpy()
     np.testing.assert_allclose(states[: offsets[-1]], padded[real], atol=1e-5)
 
 

@@ -66,7 +66,7 @@ class Past:
 
     def attend(self, q: Array) -> Array:
         """softmax(q k^T / sqrt(d)) v, each query over the keys up to its own."""
-        found = []
+        outputs = []
         for b, (k, v) in enumerate(self.pairs):
             share, tokens = q.shape[1] // k.shape[0], q.shape[2]
             k, v = np.repeat(k, share, 0), np.repeat(v, share, 0)
@@ -74,8 +74,8 @@ class Past:
             later = np.arange(k.shape[1]) > self.starts[b] + np.arange(tokens)[:, None]
             scores[:, later] = -np.inf
             weights = np.exp(scores - scores.max(-1, keepdims=True))
-            found.append(weights / weights.sum(-1, keepdims=True) @ v)
-        return np.stack(found)
+            outputs.append(weights / weights.sum(-1, keepdims=True) @ v)
+        return np.stack(outputs)
 
 
 def near(got: Array, wanted: Array, dtype: str) -> None:
@@ -541,12 +541,12 @@ def test_a_failed_batch_between_two_layers(device: ct.Device) -> None:
 
 
 def test_a_cache_made_in_a_batch_that_failed(device: ct.Device) -> None:
-    made: list[ct.KVCache] = []
+    caches: list[ct.KVCache] = []
     with pytest.raises(ZeroDivisionError), device.batch():
-        made.append(ct.KVCache(1, 1, 4, 3, device=device))
+        caches.append(ct.KVCache(1, 1, 4, 3, device=device))
         _ = 1 / 0
     with pytest.raises(ct.ContractError, match="never computed: its batch ended with ZeroDivision"):
-        made[0].begin()
+        caches[0].begin()
 
 
 @ct.kernel(workgroup=1)
@@ -755,7 +755,7 @@ def test_one_plan_for_every_step(device: ct.Device) -> None:
 # -- what it says ---------------------------------------------------------------------------------
 
 
-def test_what_it_is() -> None:
+def test_size_and_repr_of_a_cache() -> None:
     cache = ct.KVCache(2, 3, 5, 7, num_layers=4, dtype="f16", device="cpu")
     assert cache.dtype is ct.f16
     assert (cache.capacity, cache.num_layers, cache.shape) == (7, 4, (2, 3, 7, 5))

@@ -178,10 +178,10 @@ def test_embedding(device: ct.Device) -> None:
 def test_modules_by_path() -> None:
     outer = nn.Module()
     outer.block = Block()  # type: ignore[attr-defined]
-    found = dict(outer.named_modules())
+    modules = dict(outer.named_modules())
     names = ["", "block", *(f"block.{n}" for n in ("both", "layers.0", "layers.1", "norm"))]
-    assert list(found) == names
-    assert found[""] is outer and found["block.layers.1"] is outer.block.layers[1]  # type: ignore[attr-defined]
+    assert list(modules) == names
+    assert modules[""] is outer and modules["block.layers.1"] is outer.block.layers[1]  # type: ignore[attr-defined]
     assert dict(Block().named_modules())["norm"].__class__ is nn.LayerNorm
 
 
@@ -377,7 +377,7 @@ def test_dtype_of_the_checkpoint_is_kept() -> None:
     assert {t.dtype for _, t in block.named_parameters()} == {ct.f16}
 
 
-def test_both_lists_are_named() -> None:
+def test_missing_and_extra_tensors_are_named() -> None:
     given = tensors()
     given["extra.weight"] = given.pop("second.bias")
     del given["norm.bias"]
@@ -388,7 +388,7 @@ def test_both_lists_are_named() -> None:
     assert list(block.named_parameters()) == []
 
 
-def test_what_has_been_loaded_is_named() -> None:
+def test_a_second_load_is_refused() -> None:
     block, given = Block(), tensors()
     block.load_parameters(given, device="cpu")
     before = [t for _, t in block.named_parameters()]

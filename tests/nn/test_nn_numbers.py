@@ -18,8 +18,10 @@ Weights = dict[str, Array]
 WIDTH, TOKENS = 20, 7
 
 
-def made(module: nn.Module, shapes: dict[str, tuple[int, ...]], device: ct.Device) -> Weights:
-    """Random parameters, loaded; and as float64."""
+def random_weights(
+    module: nn.Module, shapes: dict[str, tuple[int, ...]], device: ct.Device
+) -> Weights:
+    """Load random parameters into a module; returns them as float64."""
     rng = rng_of(type(module).__name__, sorted(shapes))
     arrays = {n: rng.standard_normal(s).astype(np.float32) / 3 for n, s in shapes.items()}
     module.load_parameters(arrays, device=device)
@@ -60,7 +62,7 @@ def attention_of(
     shapes["out_proj.weight"] = (WIDTH, heads * module.head_dim)
     shapes["out_proj.bias"] = (WIDTH,)
     kept = {n: s for n, s in shapes.items() if bias or n.endswith("weight")}
-    return module, made(module, kept, device)
+    return module, random_weights(module, kept, device)
 
 
 SIZES = [(4, None, None, True), (4, 2, None, False), (4, 1, 8, True), (5, None, 3, False)]
@@ -111,7 +113,7 @@ def test_cross_attention(
     }
     if bias:
         shapes |= {f"{n}_proj.bias": (WIDTH,) for n in ("q", "k", "v", "out")}
-    weights = made(module, shapes, device)
+    weights = random_weights(module, shapes, device)
     rng = rng_of("cross", heads)
     x, memory = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, WIDTH), (2, 9, wide)))
     lengths = np.array([9, 4], np.int32)
@@ -126,7 +128,7 @@ def test_cross_attention(
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 1, 33)])
 def test_rms_norm(device: ct.Device, shape: tuple[int, ...]) -> None:
     module = nn.RMSNorm(shape[-1], eps=1e-3)
-    weight = made(module, {"weight": shape[-1:]}, device)["weight"]
+    weight = random_weights(module, {"weight": shape[-1:]}, device)["weight"]
     x = rng_of("rms", shape).standard_normal(shape).astype(np.float32)
     wide = x.astype(np.float64)
     wanted = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-3) * weight
@@ -139,12 +141,12 @@ def test_rms_norm(device: ct.Device, shape: tuple[int, ...]) -> None:
 def test_conv1d(device: ct.Device, kernel: int, stride: int, padding: int, bias: bool) -> None:
     module = nn.Conv1d(5, 6, kernel, stride=stride, padding=padding, bias=bias)
     shapes: dict[str, tuple[int, ...]] = {"weight": (6, 5, kernel)}
-    weights = made(module, {**shapes, "bias": (6,)} if bias else shapes, device)
+    weights = random_weights(module, {**shapes, "bias": (6,)} if bias else shapes, device)
     x = rng_of("conv", kernel).standard_normal((2, 5, 11)).astype(np.float32)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (padding, padding)))
-    places = range(0, padded.shape[2] - kernel + 1, stride)
+    starts = range(0, padded.shape[2] - kernel + 1, stride)
     wanted = np.stack(
-        [np.einsum("bck,ock->bo", padded[..., t : t + kernel], weights["weight"]) for t in places],
+        [np.einsum("bck,ock->bo", padded[..., t : t + kernel], weights["weight"]) for t in starts],
         -1,
     )
     if bias:

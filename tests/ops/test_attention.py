@@ -60,16 +60,18 @@ def test_a_mask_of_bools_hides_what_a_mask_of_floats_does(
 
 
 @pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
-@pytest.mark.parametrize("place", ["start", "end", "starts"])
+@pytest.mark.parametrize("alignment", ["start", "end", "starts"])
 def test_a_bias_by_distance_is_a_mask_of_it(
-    device: ct.Device, place: str, variant: str | None
+    device: ct.Device, alignment: str, variant: str | None
 ) -> None:
     """Of [heads, n] and of one row for all; keys further away than the table has the last bias."""
-    rng, lq, lk = rng_of("bias", place), 5, 40
+    rng, lq, lk = rng_of("bias", alignment), 5, 40
     arrays = normal(rng, (2, 4, lq, 8), (2, 2, lk, 8), (2, 2, lk, 8))
-    options: dict[str, Any] = {"lengths": np.array([33, 7], np.int32)} if place == "start" else {}
-    starts = {"starts": [9, 38], "start": [lk - lq] * 2, "end": [lk - lq] * 2}[place]
-    if place == "starts":
+    options: dict[str, Any] = (
+        {"lengths": np.array([33, 7], np.int32)} if alignment == "start" else {}
+    )
+    starts = {"starts": [9, 38], "start": [lk - lq] * 2, "end": [lk - lq] * 2}[alignment]
+    if alignment == "starts":
         options["starts"] = np.array(starts, np.int32)
     for heads in (4, 1):
         table = rng.standard_normal((heads, 21)).astype(np.float32) * 3

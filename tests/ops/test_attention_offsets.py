@@ -101,9 +101,9 @@ def test_lengths_compile_and_plan_nothing(device: ct.Device) -> None:
     tensors = [ct.asarray(x, device=device) for x in rows("lengths", 210)]
     every = (OFFSETS, np.linspace(0, 210, 8), np.array([0] * 7 + [210]))
     for n, offsets in enumerate(every):
-        place = ct.asarray(np.asarray(offsets, np.int32), device=device)
+        device_offsets = ct.asarray(np.asarray(offsets, np.int32), device=device)
         with ct.ledger() as led:
-            ct.attention(*tensors, offsets=place).numpy()
+            ct.attention(*tensors, offsets=device_offsets).numpy()
         led.expect(launches=1, **({"compiles": 0, "plans": 0} if n else {}))
 
 
@@ -161,12 +161,12 @@ def test_shipped_tiles_stay_in_registers(dim: int, arch: str, tmp_path: Path) ->
 )
 def test_what_does_not_go_with_offsets(more: dict[str, Any], words: str) -> None:
     q = ct.zeros((1, 2, 4, 8), device="cpu")
-    place = ct.asarray(np.array([0, 4], np.int32), device="cpu")
+    offsets = ct.asarray(np.array([0, 4], np.int32), device="cpu")
     given: dict[str, Any] = {
         n: ct.asarray(np.array(x, np.int32), device="cpu") for n, x in more.items()
     }
     with pytest.raises(ct.ShapeError, match=words):
-        ct.attention(q, q, q, offsets=place, **given)
+        ct.attention(q, q, q, offsets=offsets, **given)
 
 
 def test_arithmetic_is_that_of_a_batch_as_long() -> None:
@@ -185,17 +185,17 @@ def test_arithmetic_is_that_of_a_batch_as_long() -> None:
 
 def test_offsets_of_other_shapes_are_refused() -> None:
     q, two = (ct.zeros((n, 2, 4, 8), device="cpu") for n in (1, 2))
-    place = ct.asarray(np.array([0, 4], np.int32), device="cpu")
-    for x, y, offsets in ((two, two, place), (q, q[:, :, :3], place), (q, q, place[None])):
+    valid = ct.asarray(np.array([0, 4], np.int32), device="cpu")
+    for x, y, offsets in ((two, two, valid), (q, q[:, :, :3], valid), (q, q, valid[None])):
         with pytest.raises(ct.ShapeError, match=r"expected offsets \[texts \+ 1\], one batch"):
             ct.attention(x, y, y, offsets=offsets)
     with pytest.raises(ct.DTypeError, match="i32 offsets, got f32"):
-        ct.attention(q, q, q, offsets=place.astype("f32"))
+        ct.attention(q, q, q, offsets=valid.astype("f32"))
 
 
 @pytest.mark.devices("simulator")
 def test_few_keys_are_not_split(device: ct.Device) -> None:
     q = ct.zeros((1, 2, 4, 8), device=device)
-    place = ct.asarray(np.array([0, 4], np.int32), device=device)
+    offsets = ct.asarray(np.array([0, 4], np.int32), device=device)
     with pytest.raises(ct.LimitError, match="no offsets"):
-        ct.attention(q, q, q, offsets=place, variant="split").numpy()
+        ct.attention(q, q, q, offsets=offsets, variant="split").numpy()

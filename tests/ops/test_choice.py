@@ -340,12 +340,12 @@ def test_registers_are_asked_for_where_loads_shall_not_wait() -> None:
     """On NVIDIA GPUs from sm_80 on, for one row and two: of a portable kernel nothing is asked."""
     inputs = (spec(2, 4096, dtype=f16), spec(64, 4096, dtype=f16))
     y, attrs = spec(2, 64, dtype=f16), {"extras": (), "activation": ""}
-    found = {}
+    together = {}
     for name, caps in (("sm_80", replace(HOPPER, arch="sm_80")),
                        ("sm_75", replace(HOPPER, arch="sm_75")), ("", LARGE)):  # fmt: skip
         (call,) = op_form(op.get("linear"), inputs, (y,), attrs).lower(caps).calls
-        found[name] = dict(call.constants)["together"]
-    assert found == {"sm_80": 5, "sm_75": 0, "": 0}
+        together[name] = dict(call.constants)["together"]
+    assert together == {"sm_80": 5, "sm_75": 0, "": 0}
 
 
 def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:
@@ -368,8 +368,8 @@ def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:
 
 def test_tensors_that_lie_alike_are_one_row_of_chunks() -> None:
     (call,) = calls("add", spec(7, 5), spec(7, 5))
-    found = dict(call.constants)
-    assert (found["rank"], found["chunk"], found["modes"]) == (1, True, ("chunk", "chunk"))
+    chosen = dict(call.constants)
+    assert (chosen["rank"], chosen["chunk"], chosen["modes"]) == (1, True, ("chunk", "chunk"))
     assert dict(call.scalars)["threads"] == 7 * 2  # rows of 5 are stored as 8
 
 
@@ -388,8 +388,8 @@ def test_tensors_that_lie_alike_are_one_row_of_chunks() -> None:
 def test_broadcast_operands_are_chunks_numbers_or_elements(
     inputs: tuple[Spec, ...], chunk: bool, modes: tuple[str, ...]
 ) -> None:
-    found = constants("add", *inputs)
-    assert (found["chunk"], found["modes"]) == (chunk, modes)
+    chosen = constants("add", *inputs)
+    assert (chosen["chunk"], chosen["modes"]) == (chunk, modes)
 
 
 def test_a_change_of_item_size_goes_word_by_word() -> None:
@@ -439,18 +439,18 @@ def test_a_convolution_copies_only_what_does_not_lie_for_it() -> None:
     assert names(first, turned, 1) == names(last, turned, 1) == ["pack_channels", "gemm"]
     assert names(last, turned, 0) == ["gemm"]
     assert names(last, spec(4, 8, 1), 0) == ["gemm"]
-    found = [dict(c.constants) for c in calls("conv1d", last, turned, stride=1, padding=1,
-                                              activation="")]  # fmt: skip
-    assert found[0]["vector"] and found[1]["vector_a"] and found[1]["vector_b"]
+    chosen = [dict(c.constants) for c in calls("conv1d", last, turned, stride=1, padding=1,
+                                               activation="")]  # fmt: skip
+    assert chosen[0]["vector"] and chosen[1]["vector_a"] and chosen[1]["vector_b"]
     gap = view((2, 8, 21), (336, 1, 16))
     assert names(gap, turned, 0) == ["pack_channels", "gemm"]
 
 
-def test_heads_turn_in_chunks_where_pairs_allow_it() -> None:
+def test_rope_uses_chunks_where_pairs_allow_it() -> None:
     def of(x: Spec, half: int, **attrs: Any) -> tuple[bool, bool, bool]:
         table = spec(64, half)
-        found = constants("rope", x, table, table, **{"interleaved": False, **attrs})
-        return found["chunk"], found["table_chunk"], found["partial"]
+        chosen = constants("rope", x, table, table, **{"interleaved": False, **attrs})
+        return chosen["chunk"], chosen["table_chunk"], chosen["partial"]
 
     heads = view((2, 4, 9, 32), (1152, 32, 128, 1))  # [batch, seq, heads, head_dim], permuted
     assert of(heads, 16) == (True, True, False)

@@ -21,7 +21,7 @@ from centella.plan.divide import divided
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply_with
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
-from tests.ops.test_quant import CUDA, made, whole_of
+from tests.ops.test_quant import CUDA, quantised, whole_of
 from tests.support.launched import op_form, traced
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
@@ -169,7 +169,7 @@ def test_products_of_experts(
 def test_quantised_experts(device: ct.Device, format: str, gate: str, rows: int) -> None:
     """Those of the weights that the planes stand for, in float64."""
     picks, experts, n, random = 2, 4, 7, np.random.default_rng(rows)
-    weight, up = (made(experts * n, 96, format, device, seed) for seed in (1, 2))
+    weight, up = (quantised(experts * n, 96, format, device, seed) for seed in (1, 2))
     k = weight.shape[1]
     ids = np.stack([random.permutation(experts)[:picks] for _ in range(rows)]).astype(np.int32)
     size = (rows, k) if gate else (rows, picks, k)
@@ -350,7 +350,7 @@ def test_tiles_of_experts_where_they_pay() -> None:
 def test_quantised_experts_as_tensors(device: ct.Device, format: str, gate: str) -> None:
     """Weights are rounded to x's dtype once."""
     picks, experts, n, random = 2, 4, 10, np.random.default_rng(5)
-    weight, up = (made(experts * n, 96, format, device, seed) for seed in (1, 2))
+    weight, up = (quantised(experts * n, 96, format, device, seed) for seed in (1, 2))
     k, rows = weight.shape[1], 70
     ids = random.integers(0, experts, (rows, picks)).astype(np.int32)
     w, v = (whole_of(q).reshape(experts, n, k) for q in (weight, up))
@@ -455,7 +455,7 @@ def test_planes_of_gate_and_up_that_lie_in_different_ways(
 ) -> None:
     """`also`: those of the gate too, so that rows are as far apart, but start elsewhere."""
     random, (rows, picks, experts, n) = np.random.default_rng(0), (3, 2, 4, 7)
-    weight, up = (made(experts * n, 96, "q4_0", device, seed) for seed in (1, 2))
+    weight, up = (quantised(experts * n, 96, "q4_0", device, seed) for seed in (1, 2))
     ids = random.integers(0, experts, (rows, picks)).astype(np.int32)
     w, v = (whole_of(q).reshape(experts, n, -1) for q in (weight, up))
     x = random.standard_normal((rows, w.shape[-1])) / (np.abs(w).max() * w.shape[-1])

@@ -244,7 +244,7 @@ def test_linear_norm_is_linear_and_norm() -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_golden_values(name: str) -> None:
     covered = {FORMULAS[row][0] for row in ROWS}
-    made = {
+    tested = {
         "mean_pool",
         "fused",
         "rope_cache_write",
@@ -266,5 +266,5 @@ def test_every_op_has_golden_values(name: str) -> None:
         "beam_select",
         "beam_blocks",
     } | PLANES  # these have tests
-    known = covered | MOVES | made | EXACT.keys()
+    known = covered | MOVES | tested | EXACT.keys()
     assert name in known, "no values: `exact` in its row, or a case in tests/reference/golden.py"

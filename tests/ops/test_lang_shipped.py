@@ -147,11 +147,11 @@ class Launch:
 
     def outputs(self, words: list[Words]) -> list[NDArray[Any]]:
         """The elements of what the kernel writes, as values."""
-        found = []
+        values = []
         for arg, (spec, offset), raw in zip(self.ir.args, self.views, words, strict=True):
             if arg.writable and spec.size:
-                found.append(Tensor(raw, spec.dtype, spec.shape, spec.strides, offset).numpy())
-        return found
+                values.append(Tensor(raw, spec.dtype, spec.shape, spec.strides, offset).numpy())
+        return values
 
     def agrees(self, words: list[Words], near: float = 0.0) -> bool:
         """True where every element of the outputs is what it was."""
@@ -164,13 +164,13 @@ def operands_of(i: Inputs, e: Expression) -> list[ct.Tensor]:
     """Rows that an expression takes, the last of two repeated along them; bools for conditions."""
     shapes = [(3, 70), (70,)] if len(e.operands) == 2 else [(3, 70)] * len(e.operands)
     bools = e.conditions if "float" in e.kinds else len(e.operands) * (e.kinds == BOOLS)
-    made = [i.bools(*shape) for shape in shapes[:bools]]
+    operands = [i.bools(*shape) for shape in shapes[:bools]]
     for shape in shapes[bools:]:
         if e.compares or i.dtype in ("i32", "u32", "i8"):
-            made.append(i.ints(*shape, low=0, high=5))
+            operands.append(i.ints(*shape, low=0, high=5))
         else:
-            made.append(i(*shape, low=0.1 if e.domain == "positive" and not made else -2.0))
-    return made
+            operands.append(i(*shape, low=0.1 if e.domain == "positive" and not operands else -2.0))
+    return operands
 
 
 def elementwise() -> list[Case]:
@@ -814,22 +814,22 @@ def seen(case: Case) -> Seen:
 
 def kernels(cases: list[Case]) -> dict[str, KernelIR]:
     """Every distinct kernel of cases, by its name and digest."""
-    found: dict[str, KernelIR] = {}
+    by_digest: dict[str, KernelIR] = {}
     for case in cases:
         try:
             for launch in run(case).launches:
-                found.setdefault(launch.ir.digest, launch.ir)
+                by_digest.setdefault(launch.ir.digest, launch.ir)
         except Unfit:
             continue
-    return {f"{ir.name} {digest[:8]}": ir for digest, ir in found.items()}
+    return {f"{ir.name} {digest[:8]}": ir for digest, ir in by_digest.items()}
 
 
 def portable(cases: list[Case]) -> dict[str, KernelIR]:
     """Those that run on every target."""
     every = kernels(cases)
-    found = {name: ir for name, ir in every.items() if not ir.ptx_only}
-    assert {ir.name for ir in every.values()} - {ir.name for ir in found.values()} == {"mma"}
-    return found
+    by_name = {name: ir for name, ir in every.items() if not ir.ptx_only}
+    assert {ir.name for ir in every.values()} - {ir.name for ir in by_name.values()} == {"mma"}
+    return by_name
 
 
 EVERY = pytest.mark.parametrize(
@@ -955,14 +955,14 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def by_kernel(cases: list[Case]) -> dict[str, list[tuple[Case, Launch]]]:
     """The launches of each distinct kernel."""
-    found: dict[str, list[tuple[Case, Launch]]] = {}
+    launches: dict[str, list[tuple[Case, Launch]]] = {}
     for case in cases:
         try:
             for launch in run(case).launches:
-                found.setdefault(launch.ir.digest, []).append((case, launch))
+                launches.setdefault(launch.ir.digest, []).append((case, launch))
         except Unfit:
             continue
-    return found
+    return launches
 
 
 def caught(launches: list[tuple[Case, Launch]], mistake: Mutation, faults_only: bool) -> bool:
@@ -1080,9 +1080,9 @@ def test_naga_accepts_every_kernel(cases: list[Case]) -> None:
 
 @ALL
 def test_tint_accepts_every_kernel(cases: list[Case]) -> None:
-    found = portable(cases)
-    faults = tint([emit_wgsl(ir) for ir in found.values()])
-    assert {n: f for n, f in zip(found, faults, strict=True) if f} == {}
+    by_name = portable(cases)
+    faults = tint([emit_wgsl(ir) for ir in by_name.values()])
+    assert {n: f for n, f in zip(by_name, faults, strict=True) if f} == {}
 
 
 @ALL

@@ -36,8 +36,8 @@ OPS = {n: o for n, o in op.registry().items() if ":" not in n}  # a user's kerne
 def check(got: ct.Tensor, value: Array, wanted: Array, limit: float, what: object) -> None:
     """Equal infinities and NaN; whole numbers and moves exact (limit 0), the rest within limit."""
     assert value.shape == got.shape, what
-    found = difference(value, np.broadcast_to(wanted, got.shape), got.dtype, limit)
-    assert found is None, f"{what}: {found}"
+    worst = difference(value, np.broadcast_to(wanted, got.shape), got.dtype, limit)
+    assert worst is None, f"{what}: {worst}"
 
 
 def rows() -> list[tuple[str, str]]:
@@ -63,8 +63,8 @@ def is_left(n: int, case: Case, name: str, dtype: str, caps: Caps) -> bool:
 
 
 def in_rows(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
-    made = [pytest.param(*pair, id="-".join(pair)) for pair in pairs]
-    return pytest.mark.parametrize(("name", "dtype"), made)
+    params = [pytest.param(*pair, id="-".join(pair)) for pair in pairs]
+    return pytest.mark.parametrize(("name", "dtype"), params)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -82,7 +82,7 @@ def check_cases(device: ct.Device, name: str, dtype: str, left: bool) -> None:
     numbered = [(next(numbers[c.attrs.get("variant"), c.sweep]), c) for c in every]
     cases = [c for n, c in numbered if is_left(n, c, name, dtype, caps) is left]
     wrong = list(differences(device, name, dtype, cases, TABLE[name]))
-    assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
+    assert not wrong, "\n".join(f"{name} {dtype} {case}: {worst}" for case, worst in wrong)
 
 
 @pytest.mark.first("dtype", "simulator")
@@ -104,25 +104,25 @@ def check_repeated(device: ct.Device, name: str, left: bool) -> None:
     step = 3 if device.caps.target == "wgsl" else 1
     cases = [c for n, c in enumerate(some) if (n % step > 0) is left]
     wrong = list(differences(device, name, dtype, cases, row))
-    assert not wrong, "\n".join(f"{name} {dtype} {case}: {found}" for case, found in wrong)
+    assert not wrong, "\n".join(f"{name} {dtype} {case}: {worst}" for case, worst in wrong)
 
 
 @pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")
 @pytest.mark.parametrize("name", TABLE)
-def test_an_operand_whose_rows_are_one_in_memory(device: ct.Device, name: str) -> None:
+def test_operands_of_repeated_rows(device: ct.Device, name: str) -> None:
     check_repeated(device, name, left=False)
 
 
 @pytest.mark.sweep
 @pytest.mark.devices("webgpu")
 @pytest.mark.parametrize("name", TABLE)
-def test_operands_whose_rows_are_one_in_memory_that_are_left(device: ct.Device, name: str) -> None:
+def test_operands_of_repeated_rows_in_the_sweep(device: ct.Device, name: str) -> None:
     check_repeated(device, name, left=True)
 
 
 @pytest.mark.sweep
 @in_rows(rows())
-def test_op_in_what_is_left(device: ct.Device, name: str, dtype: str) -> None:
+def test_op_in_the_sweep(device: ct.Device, name: str, dtype: str) -> None:
     check_cases(device, name, dtype, left=True)
 
 

@@ -52,9 +52,9 @@ def parted(where: Device) -> ct.Tensor:
     return ct.attention(q, k, k, variant="split")
 
 
-@pytest.mark.parametrize("made", [split, parted])
+@pytest.mark.parametrize("compute", [split, parted])
 def test_initcheck_is_told_of_the_pads_of_every_launch(
-    monkeypatch: pytest.MonkeyPatch, made: Any
+    monkeypatch: pytest.MonkeyPatch, compute: Any
 ) -> None:
     """Nothing runs on this driver, so what is not -1 in a result has been defined."""
     fake = FakeCuda(pytest.importorskip("cuda.bindings.driver")).install(monkeypatch)
@@ -68,7 +68,7 @@ def test_initcheck_is_told_of_the_pads_of_every_launch(
     monkeypatch.setattr(fake, "alloc", alloc)
     where = ct.device("cuda", pool="exact")
     define_pads(where.backend)
-    y = made(where)
+    y = compute(where)
     address, spec = y.native[0], y.spec
     memory = np.array((ctypes.c_uint8 * spec.storage_bytes).from_address(int(address)))
     assert (strided(memory, spec).view(np.int32) == -1).all()

@@ -58,12 +58,12 @@ def planes_of(raw: Array, name: str) -> list[Array]:
     """The planes of blocks as GGUF's files have them."""
     sizes = FILES[name]
     blocks = raw.reshape(len(raw), -1, sum(sizes.values()))
-    found, first = {}, 0
+    planes, first = {}, 0
     for plane, size in sizes.items():
-        found[plane] = np.ascontiguousarray(blocks[..., first : first + size])
+        planes[plane] = np.ascontiguousarray(blocks[..., first : first + size])
         first += size
     kinds = {p.name: p.dtype.numpy if p.dtype else np.float16 for p in FORMATS[name].planes}
-    return [found[n].view(kind).reshape(len(raw), -1) for n, kind in kinds.items()]
+    return [planes[n].view(kind).reshape(len(raw), -1) for n, kind in kinds.items()]
 
 
 def blocks_of(weight: Array, name: str) -> Array:
@@ -75,7 +75,7 @@ def blocks_of(weight: Array, name: str) -> Array:
     return raw.reshape(len(raw), weight.shape[1] // FORMATS[name].block, -1)
 
 
-def made(n: int, k: int, name: str, device: ct.Device | str, seed: int = 0) -> ct.QTensor:
+def quantised(n: int, k: int, name: str, device: ct.Device | str, seed: int = 0) -> ct.QTensor:
     """A weight in a format, by its quantiser or of a file's blocks; rows of k or of one block."""
     kind = FORMATS[name]
     if kind.encode is not None:
@@ -91,7 +91,7 @@ def columns(name: str, k: int) -> int:
 
 
 def whole_of(weight: ct.QTensor) -> Array:
-    """What it stands for, by the formula in float64."""
+    """The values that a weight stands for, by the formula in float64."""
     arrays = (plane.numpy() for plane in weight.planes)
     wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
     return weight.format.decode(*wide)
@@ -128,14 +128,14 @@ def test_blocks_of_a_file_become_planes(name: str) -> None:
     assert all(p.shape[0] == 0 for p in from_blocks(raw[:0]))
 
 
-def test_files_have_what_is_said_of_them() -> None:
+def test_formats_are_those_of_the_gguf_package() -> None:
     """Each format with blocks is a type of files, as the package numbers it; quantisers are told.
 
     A type that is missing: `KINDS` in weights/gguf.py; a layout: `FILES` here.
     """
     gguf = pytest.importorskip("gguf")
-    quantised = {kind.name.lower(): kind for kind in KINDS.values() if kind.dtype is None}
-    assert quantised.keys() == set(GGUF)
+    kinds = {kind.name.lower(): kind for kind in KINDS.values() if kind.dtype is None}
+    assert kinds.keys() == set(GGUF)
     for code, kind in KINDS.items():
         form = gguf.GGMLQuantizationType[kind.name]
         assert (code, (kind.block, kind.size)) == (form.value, gguf.GGML_QUANT_SIZES[form])
@@ -194,7 +194,7 @@ def test_formats_keep_to_what_kernels_read(name: str) -> None:
 def test_products_of_few_rows_and_of_many(device: ct.Device, name: str, dtype: str) -> None:
     """1e-6 of the terms' magnitudes beside the formula in float64; in 16 bits two of their ulps."""
     n, k = 21, columns(name, 96)
-    weight = made(n, k, name, device)
+    weight = quantised(n, k, name, device)
     wide, bias = whole_of(weight), np.linspace(-1, 1, n)
     for m in (1, 3, 17) if dtype == "f32" else (1, 17):
         values = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
@@ -209,7 +209,7 @@ def test_products_of_few_rows_and_of_many(device: ct.Device, name: str, dtype: s
 
 @EVERY
 def test_a_weight_made_whole_and_rows_of_it(device: ct.Device, name: str) -> None:
-    weight = made(21, 96, name, device)
+    weight = quantised(21, 96, name, device)
     wide = whole_of(weight)
     assert weight.shape == (21, columns(name, 96)) and weight.format is FORMATS[name]
     assert weight.nbytes == sum(p.nbytes for p in weight.planes)
@@ -224,7 +224,7 @@ def test_a_weight_made_whole_and_rows_of_it(device: ct.Device, name: str) -> Non
 @EVERY
 def test_launches_of_a_qtensor(device: ct.Device, name: str) -> None:
     k = columns(name, 64)
-    weight = made(8, k, name, device)
+    weight = quantised(8, k, name, device)
     # Factors of rows are the epilogue's; on the CPU a formula is one call.
     many = 1 if weight.format.by_row or device.caps.target == "numpy" else 2
     for m, launches in ((1, 1), (16, 1), (17, many)):
@@ -240,7 +240,7 @@ def test_launches_of_a_qtensor(device: ct.Device, name: str) -> None:
 @EVERY
 def test_layers_and_caches_take_a_qtensor(device: ct.Device, name: str) -> None:
     k = columns(name, 64)
-    weight = made(9, k, name, device)
+    weight = quantised(9, k, name, device)
     x = ct.ones((2, k), device=device)
     wanted = ct.linear(x, weight).numpy()
     layer = nn.Linear(k, 9)
@@ -280,8 +280,8 @@ def test_layers_and_caches_take_a_qtensor(device: ct.Device, name: str) -> None:
 
 def test_weights_of_several_formats_are_one(device: ct.Device) -> None:
     """The products of the parts beside each other, with what follows a product."""
-    parts = (made(5, 64, "q4_1", device), ct.ones((3, 64), device=device),
-             made(4, 64, "q8_0", device))  # fmt: skip
+    parts = (quantised(5, 64, "q4_1", device), ct.ones((3, 64), device=device),
+             quantised(4, 64, "q8_0", device))  # fmt: skip
     weight = Stacked(parts)
     assert weight.shape == (12, 64) and weight.nbytes == sum(p.nbytes for p in parts)
     x = ct.asarray(np.random.default_rng(0).standard_normal((3, 64)), "f32", device)

@@ -161,8 +161,8 @@ def test_the_first_of_the_largest(dtype: DType, shuffle: bool) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, False], ids=["cuda", "webgpu"])
-def test_who_has_no_item_has_no_place(shuffle: bool) -> None:
-    """The least number of a type is everybody's first maximum, also of threads past the row."""
+def test_threads_without_an_item_never_win(shuffle: bool) -> None:
+    """Every thread, also past the row, starts with the least number of the type as its maximum."""
     least = np.full((2, 40), np.iinfo(np.int32).min)
     least[1, 7:] += 1
     team = Team(128, 128, 0, 0, False, shuffle)
@@ -190,10 +190,10 @@ def test_teams_hold_rows_in_few_registers() -> None:
                 assert team.threads <= caps.max_workgroup
                 if team.items:
                     items = -(-columns // width)
-                    places = team.items * team.lanes
-                    assert places - team.lanes < items <= places
+                    capacity = team.items * team.lanes
+                    assert capacity - team.lanes < items <= capacity
                     assert team.items * width <= MOST
-                    assert team.sure == team.items - (columns < places * width)
+                    assert team.sure == team.items - (columns < capacity * width)
                     assert team.parted == (columns % width > 0)
     assert not team_of(40000, 4, CUDA).items
     assert not team_of(8200, 4, LEAST).items

@@ -158,8 +158,8 @@ def test_shapes_of_the_table_stay_in_registers(
 ) -> None:
     """No spill; so many groups fit as were asked for."""
     kind = "16-bit" if dtypes[1] is not i8 else "i8 by f32" if dtypes[0] is f32 else "i8"
-    found = {Skinny(eights, *shape) for eights, both in SKINNY[kind].items() for shape in both}
-    for tile in sorted(found, key=str):
+    tiles = {Skinny(eights, *shape) for eights, both in SKINNY[kind].items() for shape in both}
+    for tile in sorted(tiles, key=str):
         monkeypatch.setattr(skinny, "skinny_tile_of", lambda *_, tile=tile: tile)
         _, ir = lowered(8 * tile.eights, 4096, 4104, dtypes)
         report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)

@@ -184,7 +184,7 @@ def test_tiles_stay_in_registers(
         assert shared_layout(ir).size <= CAPS.max_shared
 
 
-def test_descriptors_say_a_place_in_the_groups_own_memory(small: None) -> None:
+def test_descriptors_address_the_groups_own_memory(small: None) -> None:
     """Addresses of a cluster have bits above it, which would change the distance of panels."""
     text = emit_ptx(lowered(64, 65, 72, layout="NN")[1], "sm_90a")
     for number in (0, 1):
@@ -206,8 +206,8 @@ def test_a_swept_tile_on_a_device(device: ct.Device, monkeypatch: pytest.MonkeyP
     sizes = (3, 5, 8), (1000, 700, 520), (257, 129, 72)
     for (m, n, k), turned in itertools.product(sizes, (True, False)):
         a, b = (rng.standard_normal(s).astype(np.float16) for s in ((m, k), (n, k)))
-        held = ct.asarray(b, device=device).T if turned else ct.asarray(b.T.copy(), device=device)
-        given = ct.asarray(a, device=device), held
+        right = ct.asarray(b, device=device).T if turned else ct.asarray(b.T.copy(), device=device)
+        given = ct.asarray(a, device=device), right
         wanted = a.astype(np.float64) @ b.T.astype(np.float64)
         for got in (product(*given), device.compile(product, *given)(*given)):
             near = 2e-3 * np.abs(wanted).max()

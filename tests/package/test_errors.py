@@ -62,22 +62,22 @@ def test_the_docstring_draws_the_tree() -> None:
 
 @pytest.mark.parametrize("kind", every(), ids=lambda c: c.__name__)
 def test_an_error_is_caught_by_each_of_its_bases(kind: type[ct.CentellaError]) -> None:
-    made = kind(*MADE.get(kind.__name__, ("what happened",)))
+    error = kind(*MADE.get(kind.__name__, ("what happened",)))
     for base in kind.__mro__[1:-1]:
         with pytest.raises(base):
-            raise made
-    assert str(made)
-    assert isinstance(made, ct.CentellaError)
+            raise error
+    assert str(error)
+    assert isinstance(error, ct.CentellaError)
     assert not hasattr(builtins, kind.__name__)
 
 
 @pytest.mark.parametrize("kind", every(), ids=lambda c: c.__name__)
 def test_an_error_travels_between_processes(kind: type[ct.CentellaError]) -> None:
-    made = kind(*MADE.get(kind.__name__, ("what happened",)))
-    for again in (pickle.loads(pickle.dumps(made)), copy.copy(made)):
+    error = kind(*MADE.get(kind.__name__, ("what happened",)))
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is kind
-        assert str(again) == str(made)
-        assert again.__dict__ == made.__dict__
+        assert str(again) == str(error)
+        assert again.__dict__ == error.__dict__
 
 
 def test_a_compile_error_shows_numbered_source_and_the_log() -> None:

@@ -61,9 +61,9 @@ def resolve(requirement: str) -> dict[str, str]:
     )
     assert run.returncode == 0, f"{requirement}: {run.stderr}"
     packages = [item["metadata"] for item in json.loads(run.stdout)["install"]]
-    found = {re.sub(r"[-_.]+", "-", p["name"]).lower(): p["version"] for p in packages}
-    del found["centella"]
-    return found
+    versions = {re.sub(r"[-_.]+", "-", p["name"]).lower(): p["version"] for p in packages}
+    del versions["centella"]
+    return versions
 
 
 def megabytes(name: str, version: str) -> float | None:
@@ -136,4 +136,4 @@ def test_the_pages_install_from_a_clone_into_an_environment(page: str) -> None:
     assert typed[0] == "python3 -m venv .venv && . .venv/bin/activate"
     assert typed[1].startswith("pip install '.[all]'")
     extras = {e for line in typed for e in re.findall(r"\.\[([\w,]+)\]", line)}
-    assert {e for found in extras for e in found.split(",")} <= set(EXTRAS)
+    assert {e for names in extras for e in names.split(",")} <= set(EXTRAS)

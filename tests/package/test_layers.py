@@ -204,12 +204,12 @@ TYPING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 def read_imports(source: str, path: Path) -> list[Import]:
     """Every import in the source of one file."""
-    found: list[Import] = []
+    entries: list[Import] = []
 
     def visit(node: ast.AST, when: str) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = dict.fromkeys(targets(node, path))
-            found.extend(Import(path, node.lineno, name, when) for name in names)
+            entries.extend(Import(path, node.lineno, name, when) for name in names)
         elif isinstance(node, ast.If) and ast.unparse(node.test) in TYPING:
             for guarded in node.body:
                 visit(guarded, "typing")
@@ -221,7 +221,7 @@ def read_imports(source: str, path: Path) -> list[Import]:
                 visit(child, "late" if late else when)
 
     visit(ast.parse(source), "import")
-    return found
+    return entries
 
 
 def reach(room: str, below: dict[str, set[str]]) -> set[str]:
@@ -365,5 +365,5 @@ def test_files_name_one_another_in_hints_only_with_a_reason() -> None:
     ],
 )
 def test_the_reader_of_imports(text: str, expected: list[str]) -> None:
-    found = read_imports(text, SRC / "op.py")
-    assert [f"{i.target} {i.when}" for i in found] == expected
+    entries = read_imports(text, SRC / "op.py")
+    assert [f"{i.target} {i.when}" for i in entries] == expected

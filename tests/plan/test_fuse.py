@@ -43,14 +43,14 @@ def both_ways(
         kept.append(t)
         return t
 
-    found: list[Results] = []
+    outcomes: list[Results] = []
     for each in (as_it_is, keep):
         left = iter(given)
         with ct.ledger() as led:
             values = ct.fetch(*build(lambda *shape, left=left: next(left), each)).result()
         led.expect(submissions=1)
-        found.append((values, led.launches))
-    return found[0], found[1]
+        outcomes.append((values, led.launches))
+    return outcomes[0], outcomes[1]
 
 
 def chain(x: ct.Tensor, w: ct.Tensor, keep: Keep) -> ct.Tensor:
@@ -220,8 +220,8 @@ def test_empty_and_scalar(device: ct.Device) -> None:
 
 def embeddings(t: Make, keep: Keep) -> ct.Tensor:
     """Word, type and position added, then normalised: operands of three shapes."""
-    words, kind, places = t(3, 5, 44), t(2, 44), t(7, 44)
-    total = keep(keep(words + kind[0]) + places[:5])
+    words, kind, positions = t(3, 5, 44), t(2, 44), t(7, 44)
+    total = keep(keep(words + kind[0]) + positions[:5])
     return f.layer_norm(total, t(44), t(44))
 
 
@@ -388,15 +388,15 @@ def anything(seed: int, make: Make, keep: Keep) -> list[ct.Tensor]:
         y = have[int(rng.integers(len(have)))]
         pick = int(rng.integers(8))
         if pick == 0:
-            made = f.gelu(x)
+            result = f.gelu(x)
         elif pick == 1:
-            made = x * 0.5
+            result = x * 0.5
         elif pick == 2:
-            made = f.rms_norm(x)
+            result = f.rms_norm(x)
         elif pick == 3 and x.ndim > 1:
-            made = f.mean(x, -1)
+            result = f.mean(x, -1)
         elif pick == 4 and x.ndim > 1:
-            made = f.max(x, -1, keepdims=bool(rng.integers(2)))
+            result = f.max(x, -1, keepdims=bool(rng.integers(2)))
         else:
             try:
                 shape = np.broadcast_shapes(x.shape, y.shape)
@@ -404,14 +404,14 @@ def anything(seed: int, make: Make, keep: Keep) -> list[ct.Tensor]:
                 continue
             if shape not in SHAPES:
                 continue
-            made = f.maximum(x, y) if pick == 5 else x + y if pick == 6 else x - y
-        have[int(rng.integers(len(have)))] = keep(made)
+            result = f.maximum(x, y) if pick == 5 else x + y if pick == 6 else x - y
+        have[int(rng.integers(len(have)))] = keep(result)
     return have[-3:]
 
 
 @pytest.mark.devices("cpu", "simulator", "cuda")
 @pytest.mark.parametrize("seed", range(12))
-def test_anything_fused_has_the_same_bits(device: ct.Device, seed: int) -> None:
+def test_random_programs_fused_have_the_same_bits(device: ct.Device, seed: int) -> None:
     dtype = FLOATS[seed % 3]
     rng = np.random.default_rng(seed)
     given = [

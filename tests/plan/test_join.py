@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.ops.matmul import whole_rows
-from centella.plan import build as plan
+from centella.plan.build import Memo, build
 from centella.plan.plan import Plan
 from centella.record.recording import Recorded
 from centella.runtime import prepare
@@ -29,13 +29,13 @@ def planned(device: ct.Device, outputs: list[ct.Tensor], caps: Caps = CAPS) -> P
     taken = Recorded(recording.nodes, recording.uploads)
     ends = prepare.boundary_of(taken, [t._value for t in outputs])
     try:
-        return plan.build(taken.nodes, ends.slots, ends.wanted, caps, plan.Memo())
+        return build(taken.nodes, ends.slots, ends.wanted, caps, Memo())
     finally:
         recording.fail()
 
 
-def kernels(made: Plan) -> list[str]:
-    return [launch.program.name for launch in made.launches]
+def kernels(plan: Plan) -> list[str]:
+    return [launch.program.name for launch in plan.launches]
 
 
 def block(device: ct.Device, rows: int = ROWS, n: int = 384, k: int = 384) -> ct.Tensor:
@@ -47,28 +47,28 @@ def block(device: ct.Device, rows: int = ROWS, n: int = 384, k: int = 384) -> ct
 
 @pytest.mark.devices("simulator")
 def test_product_residual_and_norm_are_one_launch(device: ct.Device) -> None:
-    made = planned(device, [block(device)])
-    assert kernels(made) == ["whole_rows"]
-    assert "linear_norm" in made.explain()
+    plan = planned(device, [block(device)])
+    assert kernels(plan) == ["whole_rows"]
+    assert "linear_norm" in plan.explain()
 
 
 @pytest.mark.devices("simulator")
 @pytest.mark.parametrize("caps", ["sm_80", "sm_90", "sm_100"])
-def test_of_other_devices_they_are_two(device: ct.Device, caps: str) -> None:
-    made = planned(device, [block(device)], replace(CAPS, arch=caps))
-    assert "whole_rows" not in kernels(made) and len(made.launches) == 2
+def test_other_devices_take_two_launches(device: ct.Device, caps: str) -> None:
+    plan = planned(device, [block(device)], replace(CAPS, arch=caps))
+    assert "whole_rows" not in kernels(plan) and len(plan.launches) == 2
 
 
 @pytest.mark.devices("simulator")
 @pytest.mark.parametrize(("rows", "n"), [(128, 384), (ROWS, 392), (ROWS, 448)])
-def test_what_does_not_fit_or_fill_the_device_stays_two(
+def test_products_that_do_not_fit_or_fill_the_device_are_not_joined(
     device: ct.Device, rows: int, n: int
 ) -> None:
     assert "whole_rows" not in kernels(planned(device, [block(device, rows, n)]))
 
 
 @pytest.mark.devices("simulator")
-def test_a_product_that_is_kept_or_read_twice_stays(device: ct.Device) -> None:
+def test_a_product_that_is_kept_or_read_twice_is_not_joined(device: ct.Device) -> None:
     x, w = tensor(device, ROWS, 64), tensor(device, 384, 64)
     y = f.linear(x, w)
     kept = planned(device, [f.rms_norm(y), y])
@@ -89,7 +89,7 @@ def test_without_the_variant_nothing_is_joined(
 
 @pytest.mark.devices("simulator")
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-def test_a_product_of_a_weight_in_planes_stays(device: ct.Device, kind: str) -> None:
+def test_a_product_of_a_weight_in_planes_is_not_joined(device: ct.Device, kind: str) -> None:
     weight = ct.quantize(np.zeros((96, 256), np.float32), kind, device=device)
     y = f.rms_norm(f.linear(tensor(device, 48, 256), weight), tensor(device, 96))
     assert "whole_rows" not in kernels(planned(device, [y]))

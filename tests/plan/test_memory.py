@@ -11,7 +11,7 @@ import pytest
 import centella as ct
 from centella.models.bert import BertConfig, BertModel
 from centella.nn import module
-from centella.plan import build as plan
+from centella.plan.build import Memo, build
 from centella.plan.placement import Lifetime, largest_live, place
 from centella.plan.plan import Plan
 from centella.record.recording import Recorded
@@ -45,24 +45,24 @@ def planned(device: ct.Device, *outputs: ct.Tensor) -> Plan:
     recording = device.recorder.implicit()
     taken = Recorded(recording.nodes, recording.uploads)
     ends = prepare.boundary_of(taken, [t._value for t in outputs])
-    return plan.build(taken.nodes, ends.slots, ends.wanted, device.caps, plan.Memo())
+    return build(taken.nodes, ends.slots, ends.wanted, device.caps, Memo())
 
 
-def check(made: Plan) -> None:
+def check(plan: Plan) -> None:
     """No two values that are alive at once share a buffer, and every value has one."""
-    slots, sizes, _ = place(made.values)
-    assert sizes == made.buffers
+    slots, sizes, _ = place(plan.values)
+    assert sizes == plan.buffers
     of: dict[int, list[Lifetime]] = {}
-    for value, slot in zip(made.values, slots, strict=True):
+    for value, slot in zip(plan.values, slots, strict=True):
         assert value.nbytes <= sizes[slot]
         of.setdefault(slot, []).append(value)
     for sharing in of.values():
         for a, b in itertools.pairwise(sorted(sharing, key=lambda v: v.node)):
             assert a.last < b.node
             assert not a.kept
-    for step in made.launches:
-        outs = step.slots[step.inputs :] if made.nodes[step.node].op.mutates == () else ()
-        if all(s >= made.externals for s in outs):
+    for step in plan.launches:
+        outs = step.slots[step.inputs :] if plan.nodes[step.node].op.mutates == () else ()
+        if all(s >= plan.externals for s in outs):
             assert not set(outs) & set(step.slots[: step.inputs])
 
 
@@ -73,18 +73,18 @@ def test_an_encoder_needs_little_more_than_what_is_alive(device: ct.Device, dtyp
     ids = ct.asarray(np.zeros((BATCH, SEQ), np.int32), device=device)
     lengths = ct.asarray(np.full(BATCH, SEQ, np.int32), device=device)
     states = model(ids, lengths)
-    made = planned(device, states)
-    text = made.explain()
+    plan = planned(device, states)
+    text = plan.explain()
     device.recorder.implicit().fail()
-    check(made)
-    live, alive = largest_live(made.values)
-    assert sum(made.buffers) <= 1.2 * live
+    check(plan)
+    live, alive = largest_live(plan.values)
+    assert sum(plan.buffers) <= 1.2 * live
     item = 4 if dtype == "f32" else 2
     state = BATCH * SEQ * HIDDEN * item
     assert live == 6 * state  # a state, what the wide half makes of it, and the next state
     assert sorted(v.nbytes for v in alive) == [state, state, 4 * state]
     assert f"largest live set {live:,} bytes: linear {4 * state:,}, " in text
-    assert len(made.buffers) <= 4
+    assert len(plan.buffers) <= 4
 
 
 @pytest.mark.devices("cpu", "simulator")
@@ -93,10 +93,10 @@ def test_a_small_value_lies_where_a_large_one_was(device: ct.Device) -> None:
     w = ct.asarray(np.zeros((512, 8), np.float32), device=device)
     wide = f.softmax(f.linear(x, w))
     narrow = f.softmax(f.matmul(wide, w))
-    made = planned(device, f.linear(f.softmax(narrow), w))
+    plan = planned(device, f.linear(f.softmax(narrow), w))
     device.recorder.implicit().fail()
-    check(made)
-    assert len(made.buffers) <= 3
+    check(plan)
+    assert len(plan.buffers) <= 3
 
 
 def test_random_lifetimes_are_placed_near_what_is_alive() -> None:

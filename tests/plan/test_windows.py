@@ -403,14 +403,14 @@ def test_a_product_of_q_k_and_v_is_appended_by_heads(device: ct.Device, norm: bo
     """One sequence whose layer is above the binding: as on a device where nothing is."""
     x, weights = random(1, 3, 8 * 16), random(2, 16)
     given = [device, ct.device("cpu")]
-    made = []
+    results = []
     for where in given:
         cache = ct.KVCache(1, 2, 16, 40, device=where)
         cos, sin = (ct.asarray(t, device=where) for t in ct.rope_tables(16, 40))
         qk_norm = on(where, weights) if norm else None
         q = cache.append_qkv(on(where, x), cos, sin, qk_norm=qk_norm)
-        made.append((q.numpy(), cache.attend(q).numpy(), cache.lengths))
-    for got, wanted in zip(*made, strict=True):
+        results.append((q.numpy(), cache.attend(q).numpy(), cache.lengths))
+    for got, wanted in zip(*results, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
 
 

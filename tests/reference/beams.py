@@ -61,15 +61,17 @@ def search(
     n = options.get("n", 1)
     model.generation_config.eos_token_id = None
     with torch.no_grad():
-        found = model.generate(
+        output = model.generate(
             ids, attention_mask=mask, do_sample=False, eos_token_id=eos or None, pad_token_id=0,
             return_dict_in_generate=True, output_scores=True, **given,
         )  # fmt: skip
-    tokens = found.sequences.clamp(min=0)  # -1 pads what a stop string has ended
-    parts = model.compute_transition_scores(tokens, found.scores, found.beam_indices)
-    lengths = (found.beam_indices >= 0).sum(1).tolist()
-    texts = [row[:k] for row, k in zip(found.sequences[:, longest:].tolist(), lengths, strict=True)]
-    scores = found.sequences_scores.tolist()
+    tokens = output.sequences.clamp(min=0)  # -1 pads what a stop string has ended
+    parts = model.compute_transition_scores(tokens, output.scores, output.beam_indices)
+    lengths = (output.beam_indices >= 0).sum(1).tolist()
+    texts = [
+        row[:k] for row, k in zip(output.sequences[:, longest:].tolist(), lengths, strict=True)
+    ]
+    scores = output.sequences_scores.tolist()
     each = [row[:k] for row, k in zip(parts.tolist(), lengths, strict=True)]
     rows = range(0, len(texts), n)
     return (

@@ -141,7 +141,7 @@ def make(name: str) -> None:
     assert np.isfinite(states).all(), name
     arrays = {"ids": ids.astype(np.int32), "types": types.astype(np.int32),
               "lengths": np.array(LENGTHS, np.int32), "states": states}  # fmt: skip
-    arrays |= {f"logits{row}": found.astype(np.float32) for row, found in logits.items()}
+    arrays |= {f"logits{row}": values.astype(np.float32) for row, values in logits.items()}
     np.savez_compressed(folder / "expected.npz", **arrays)  # type: ignore[arg-type]
     size = sum(f.stat().st_size for f in folder.iterdir())
     kind = json.loads((folder / "config.json").read_text())["model_type"]

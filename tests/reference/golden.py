@@ -350,8 +350,8 @@ def attention(
         seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
         added = added.masked_fill(~seen, -torch.inf)
     if starts is not None:
-        place = starts[:, None, None, None] + torch.arange(queries)[:, None]
-        added = added.masked_fill(torch.arange(keys) > place, -torch.inf)
+        positions = starts[:, None, None, None] + torch.arange(queries)[:, None]
+        added = added.masked_fill(torch.arange(keys) > positions, -torch.inf)
     if mask is not None:
         added = added + mask
     return nnf.scaled_dot_product_attention(

@@ -71,16 +71,16 @@ def folder_of(name: str) -> SentenceTransformer:
 def vectors(name: str) -> dict[str, np.ndarray]:
     model = folder_of(name)
     plain = model.encode(TEXTS)
-    found = {name: plain, f"{name}.similarity": model.similarity(plain, plain).numpy()}
+    arrays = {name: plain, f"{name}.similarity": model.similarity(plain, plain).numpy()}
     if name == "prompts":
-        found |= {"prompts.query": model.encode_query(TEXTS)}
-        found |= {"prompts.document": model.encode_document(TEXTS)}
-        found |= {"prompts.prompt": model.encode(TEXTS, prompt="note: ")}
+        arrays |= {"prompts.query": model.encode_query(TEXTS)}
+        arrays |= {"prompts.document": model.encode_document(TEXTS)}
+        arrays |= {"prompts.prompt": model.encode(TEXTS, prompt="note: ")}
     if name == "cls":
         for precision in ("int8", "uint8", "binary", "ubinary"):
-            found[f"cls.{precision}"] = quantize_embeddings(plain, precision, RANGES)
-        found["cls.dim"] = model.encode(TEXTS, truncate_dim=20, normalize_embeddings=True)
-    return found
+            arrays[f"cls.{precision}"] = quantize_embeddings(plain, precision, RANGES)
+        arrays["cls.dim"] = model.encode(TEXTS, truncate_dim=20, normalize_embeddings=True)
+    return arrays
 
 
 def cross_encoder() -> dict[str, np.ndarray]:
@@ -112,13 +112,13 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     torch.manual_seed(3)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name in FOLDERS:
-        found |= vectors(name)
-    found |= cross_encoder()
-    np.savez_compressed(OUT / "expected.npz", allow_pickle=False, ranges=RANGES, **found)
+        arrays |= vectors(name)
+    arrays |= cross_encoder()
+    np.savez_compressed(OUT / "expected.npz", allow_pickle=False, ranges=RANGES, **arrays)
     (OUT / "texts.json").write_text(json.dumps(TEXTS, indent=1) + "\n", encoding="utf-8")
-    for name, values in found.items():
+    for name, values in arrays.items():
         print(name, values.dtype, values.shape)
 
 

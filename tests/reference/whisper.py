@@ -76,35 +76,35 @@ def tokenizer(english: bool) -> tuple[Any, dict[str, int]]:
     """Bytes, a few merges, and Whisper's special tokens; and the ids of the last."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {t: i for i, t in enumerate([*letters, *(a + b for a, b in MERGES)])}
-    made: Any = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=MERGES))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    native: Any = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=MERGES))
+    native.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    native.decoder = tokenizers.decoders.ByteLevel()
     names = ["endoftext", "startoftranscript", *(() if english else LANGUAGES), "translate",
              "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"]  # fmt: skip
     special = [f"<|{n}|>" for n in names]
-    made.add_special_tokens([tokenizers.AddedToken(t, special=True) for t in special])
+    native.add_special_tokens([tokenizers.AddedToken(t, special=True) for t in special])
     stamps = [f"<|{i * 0.02:.2f}|>" for i in range(POSITIONS + 1)]
-    made.add_tokens([tokenizers.AddedToken(t, special=False) for t in stamps])
-    return made, {n: made.token_to_id(f"<|{n}|>") for n in names}
+    native.add_tokens([tokenizers.AddedToken(t, special=False) for t in stamps])
+    return native, {n: native.token_to_id(f"<|{n}|>") for n in names}
 
 
 def mel(mels: int) -> torch.Tensor:
     """Two windows [2, mels, 300] of what a spectrogram's values might be."""
-    made = np.random.default_rng(mels).standard_normal((2, mels, 2 * POSITIONS))
-    return torch.from_numpy(np.clip(made.astype(np.float32), -1, 1.5))
+    values = np.random.default_rng(mels).standard_normal((2, mels, 2 * POSITIONS))
+    return torch.from_numpy(np.clip(values.astype(np.float32), -1, 1.5))
 
 
 def long(mels: int) -> torch.Tensor:
     """A recording [1, mels, LONG] of the same kind."""
-    made = np.random.default_rng(mels + 1).standard_normal((1, mels, LONG))
-    return torch.from_numpy(np.clip(made.astype(np.float32), -1, 1.5))
+    values = np.random.default_rng(mels + 1).standard_normal((1, mels, LONG))
+    return torch.from_numpy(np.clip(values.astype(np.float32), -1, 1.5))
 
 
 def settings(name: str, ids: dict[str, int], config: Any) -> dict[str, Any]:
     """A generation_config.json as the released models have them."""
     english = name.endswith("-en")
     end, start = ids["endoftext"], ids["startoftranscript"]
-    made: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "decoder_start_token_id": start, "bos_token_id": end, "eos_token_id": end,
         "pad_token_id": end, "no_timestamps_token_id": ids["notimestamps"],
         "prev_sot_token_id": ids["startofprev"], "is_multilingual": not english,
@@ -117,9 +117,9 @@ def settings(name: str, ids: dict[str, int], config: Any) -> dict[str, Any]:
         "max_length": TARGETS,
     }  # fmt: skip
     if not english:
-        made["lang_to_id"] = {f"<|{n}|>": ids[n] for n in LANGUAGES}
-        made["task_to_id"] = {n: ids[n] for n in ("transcribe", "translate")}
-    return made
+        entries["lang_to_id"] = {f"<|{n}|>": ids[n] for n in LANGUAGES}
+        entries["task_to_id"] = {n: ids[n] for n in ("transcribe", "translate")}
+    return entries
 
 
 def write(name: str, seed: int) -> Path:
@@ -164,9 +164,9 @@ def write(name: str, seed: int) -> Path:
 
 def padded(rows: Any, end: int, length: int = 40) -> np.ndarray[Any, Any]:
     """Rows [2, any] as [2, length], filled with the end's id."""
-    made = np.full((2, length), end, np.int32)
-    made[:, : rows.shape[1]] = rows[:, :length].numpy()
-    return made
+    table = np.full((2, length), end, np.int32)
+    table[:, : rows.shape[1]] = rows[:, :length].numpy()
+    return table
 
 
 def tried(
@@ -227,9 +227,11 @@ def mels() -> None:
     """Write mel.npz."""
     extractor: Any = transformers.WhisperFeatureExtractor
     FOLDER.mkdir(parents=True, exist_ok=True)
-    made = {f"mel{n}": extractor(feature_size=n)._np_extract_fbank_features(chirp()[None], "cpu")[0]
-            for n in (80, 128)}  # fmt: skip
-    np.savez_compressed(FOLDER / "mel.npz", **made)
+    spectrograms = {
+        f"mel{n}": extractor(feature_size=n)._np_extract_fbank_features(chirp()[None], "cpu")[0]
+        for n in (80, 128)
+    }
+    np.savez_compressed(FOLDER / "mel.npz", **spectrograms)
 
 
 def expect(folder: Path) -> str:

@@ -279,17 +279,17 @@ def test_every_intermediate_reads_right(device: ct.Device) -> None:
     rng = np.random.default_rng(3)
     x = rng.standard_normal((5, 7), np.float32)
     batch = device.batch()
-    made: list[tuple[ct.Tensor, Array]] = [(batch.upload(x), x)]
+    pairs: list[tuple[ct.Tensor, Array]] = [(batch.upload(x), x)]
     for step in range(6):
-        tensor, want = made[-1]
+        tensor, want = pairs[-1]
         if step % 3 == 0:
-            made.append((batch.scale(tensor, 1.5), want * np.float32(1.5)))
+            pairs.append((batch.scale(tensor, 1.5), want * np.float32(1.5)))
         elif step % 3 == 1:
-            made.append((batch.relu(tensor), np.maximum(want, 0)))
+            pairs.append((batch.relu(tensor), np.maximum(want, 0)))
         else:
-            made.append((batch.sub(tensor, made[0][0]), want - x))
+            pairs.append((batch.sub(tensor, pairs[0][0]), want - x))
     batch.execute()
-    for tensor, want in reversed(made):
+    for tensor, want in reversed(pairs):
         np.testing.assert_allclose(batch.read(tensor), want, rtol=1e-6, atol=1e-6)
 
 

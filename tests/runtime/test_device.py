@@ -141,8 +141,8 @@ def test_a_software_adapter_is_taken_only_by_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(opening, "class_of", no_cuda)
     monkeypatch.setattr(MODULE, "_opened", {})
     monkeypatch.setattr(webgpu, "is_software", lambda adapter: True)
-    found, why = opening.choose(ct.device)
-    assert (found.name, why) == ("cpu", "cuda: no driver; no hardware WebGPU adapter")
+    chosen, why = opening.choose(ct.device)
+    assert (chosen.name, why) == ("cpu", "cuda: no driver; no hardware WebGPU adapter")
     if webgpu.adapters():
         monkeypatch.setattr(webgpu, "is_software", lambda adapter: False)
         assert opening.choose(ct.device)[0].name.startswith("webgpu:")
@@ -315,7 +315,7 @@ def test_options_are_checked_before_a_device_is_opened(monkeypatch: pytest.Monke
     assert not opened
 
 
-def test_memory_is_told() -> None:
+def test_memory_of_a_device() -> None:
     device = ct.device("simulator", pool="reuse", memory_limit=1 << 20)
     assert device.memory == Memory(0, 0, 0, 1 << 20, None, None)
     x = ct.zeros(1000, device=device) + 1.0

@@ -100,7 +100,7 @@ def test_what_comes_back_is_the_callers(device: ct.Device) -> None:
     assert np.array_equal(first, before + 1)
 
 
-def test_nothing_but_states(device: ct.Device) -> None:
+def test_a_function_that_only_changes_a_state(device: ct.Device) -> None:
     total = ct.State(np.zeros(4, np.float32), device=device)
 
     def add(x: ct.Tensor) -> ct.Tensor | None:
@@ -145,7 +145,7 @@ def test_several_are_under_way_at_once(device: ct.Device) -> None:
     assert np.allclose(fn.fetch(xs[1]).result(), expected(xs[1]), atol=1e-5)
 
 
-def test_it_is_awaited(device: ct.Device) -> None:
+def test_fetches_are_awaited(device: ct.Device) -> None:
     fn = device.compile(layer(device), random(3, 7))
     xs = [random(3, 7) for _ in range(4)]
 
@@ -291,11 +291,11 @@ def test_the_memory_of_a_capture_that_went_is_used_again(device: ct.Device) -> N
     fn = ct.jit(lambda x: functional.softmax(x + 1.0), device=where, maxsize=1)
     for n in (1000, 1001, 1000):
         fn.fetch(random(n)).result()
-    held = where.memory.held
+    pool_bytes = where.memory.held
     for n in (1001, 1000, 1002):
         x = random(n)
         assert np.allclose(fn.fetch(x).result().sum(), 1, atol=1e-5)
-    assert where.memory.held == held
+    assert where.memory.held == pool_bytes
 
 
 def test_outputs_outlive_their_capture_and_no_longer(device: ct.Device) -> None:
@@ -339,8 +339,8 @@ def test_captures_compute_in_the_same_memory(device: ct.Device) -> None:
     assert all(one <= used[0] for one in used)
     largest = max(wanted[n].nbytes for n in sizes)
     assert sum(b.nbytes for b in new) <= 4 * largest
-    made = [(fn.fetch(x), wanted[n]) for n, x in inputs.items()]  # all under way at once
-    for pending, right in made:
+    fetches = [(fn.fetch(x), wanted[n]) for n, x in inputs.items()]  # all under way at once
+    for pending, right in fetches:
         assert np.array_equal(pending.result(), right)
 
 
@@ -362,15 +362,15 @@ def test_threads_compute_in_the_same_memory(device: ct.Device) -> None:
 def test_shared_memory_goes_with_the_last_capture(device: ct.Device) -> None:
     where = own(device)
     one, two = (ct.jit(chain, device=where) for _ in range(2))
-    held = len(where.executor.workspace.buffers)
+    buffers_before = len(where.executor.workspace.buffers)
     x = random(3, 77)
     results = [fn.fetch(x).result() for fn in (one, two)]
     shared = len(where.executor.workspace.buffers)
-    assert shared > held or where.name == "cpu"
+    assert shared > buffers_before or where.name == "cpu"
     one.clear()
     assert np.array_equal(two.fetch(x).result(), results[1])
     two.clear()
-    assert len(where.executor.workspace.buffers) <= held
+    assert len(where.executor.workspace.buffers) <= buffers_before
     assert np.array_equal(results[0], results[1])
 
 
@@ -378,14 +378,14 @@ def test_a_plan_takes_no_buffer_twice_and_none_that_is_too_large_to_bind() -> No
     where = ct.device("simulator", pool="reuse")
     workspace = Workspace(where.pool, most=4096)
     first = workspace.share()
-    held = [first(n) for n in (1000, 1000, 3000, 9000)]
-    assert len(set(held)) == 4
+    buffers = [first(n) for n in (1000, 1000, 3000, 9000)]
+    assert len(set(buffers)) == 4
     second = workspace.share()
-    assert second(500) in held[:2]
-    assert second(1000) in held[:2]
-    assert second(1000) is held[2]
-    assert second(1000) not in held  # 9000 cannot be bound whole
-    assert second(8000) is held[3]
+    assert second(500) in buffers[:2]
+    assert second(1000) in buffers[:2]
+    assert second(1000) is buffers[2]
+    assert second(1000) not in buffers  # 9000 cannot be bound whole
+    assert second(8000) is buffers[3]
     assert len(workspace.buffers) == 5
-    del held, first, second
+    del buffers, first, second
     assert not workspace.buffers

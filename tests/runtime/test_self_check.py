@@ -82,7 +82,7 @@ def test_a_device_that_computes_right(device: ct.Device, cache: Path) -> None:
     assert about["device"] == name and about["driver"]
 
 
-def test_it_is_done_once(
+def test_the_check_runs_once(
     machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -190,10 +190,12 @@ def test_scopes_of_the_caller_are_not_touched(machine: Machine) -> None:
     assert device.fault == ""
     assert (device.memory.live, device.memory.held, device.memory.peak) == (0, 0, 0)
     assert len(device.cache) == 0
-    assert fake.submissions and fake.held == 0
+    assert fake.submissions and fake.allocated_bytes == 0
 
 
-def test_it_can_be_left_out(machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_can_be_left_out(
+    machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = machine(FakeGpu("softmax_rows"))
     monkeypatch.setenv("CENTELLA_SELF_CHECK", "0")
     assert ct.device().name == "cuda:0"
@@ -203,7 +205,7 @@ def test_it_can_be_left_out(machine: Machine, cache: Path, monkeypatch: pytest.M
         ct.device("cuda", pool="exact")
 
 
-def test_devices_of_numpy_need_none(cache: Path) -> None:
+def test_numpy_devices_need_no_check(cache: Path) -> None:
     for name in ("cpu", "simulator"):
         assert ct.device(name, pool="exact").fault == ""
     assert not self_check._faults and not stored(cache)
@@ -237,9 +239,7 @@ def test_a_folder_that_cannot_be_written(
     assert fake.submissions and not warnings(caplog)
 
 
-def test_what_cannot_take_its_place_leaves_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_replaced_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches.keep("name", b"old")
 
     def replace(*_: str) -> None:
@@ -268,8 +268,8 @@ def test_the_folder_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path
         caches.keep("name", b"content")
     finally:
         os.umask(before)
-    made = [tmp_path / "home", tmp_path / "home/cache", tmp_path / "home/cache/centella"]
-    assert [f.stat().st_mode & 0o777 for f in made] == [0o700] * 3
+    folders = [tmp_path / "home", tmp_path / "home/cache", tmp_path / "home/cache/centella"]
+    assert [f.stat().st_mode & 0o777 for f in folders] == [0o700] * 3
     assert caches.kept("name") == b"content"
 
 

@@ -38,19 +38,19 @@ def ready(*arrivals: int) -> ptx.Barriers:
 
 def told(y: Out[u32], *, by: int) -> None:
     """The first warpgroup writes and arrives at 0, others arrive at 1; the second waits for one."""
-    held, t = lang.shared(u32, WG), lang.local_id()
+    shared, t = lang.shared(u32, WG), lang.local_id()
     there = ready(WG, WG)
     with ptx.role(0, WG):
-        held[t] = t
+        shared[t] = t
         there.arrive(0)
     with ptx.role(2 * WG, WG):
         there.arrive(1)
     with ptx.role(WG, WG):
         there.wait(by, 0)
-        y[t - WG] = held[t - WG]
+        y[t - WG] = shared[t - WG]
 
 
-def test_who_waits_for_another_barrier_is_not_told() -> None:
+def test_waiting_for_another_barrier_orders_nothing() -> None:
     np.testing.assert_array_equal(ran(told, threads=3 * WG, words=WG, by=0), np.arange(WG))
     text = f"race: read here, written by thread 0 of group 0 {UNORDERED} .thread 128 of group 0, "
     with pytest.raises(
@@ -64,7 +64,7 @@ LINE = told.__code__.co_firstlineno + 11
 
 def slots(y: Out[u32], *, fault: str = "") -> None:
     """One role fills two slots in turn, the other reads them."""
-    held, t = lang.shared(u32, 2 * WG), lang.local_id()
+    shared, t = lang.shared(u32, 2 * WG), lang.local_id()
     full, free = ready(*[WG] * 5), ready(WG // WARP, WG // WARP)
     with ptx.role(0, WG):
         for step in range(5):
@@ -73,7 +73,7 @@ def slots(y: Out[u32], *, fault: str = "") -> None:
                 free.wait(slot, parity ^ 1)
             if fault == "untold":
                 full.arrive(step)
-            held[slot * WG + t] = t * step
+            shared[slot * WG + t] = t * step
             if fault != "untold":
                 full.arrive(step)
     with ptx.role(WG, WG):
@@ -84,7 +84,7 @@ def slots(y: Out[u32], *, fault: str = "") -> None:
             if fault == "early":
                 with lang.if_(t % WARP == 0):
                     free.arrive(slot)
-            total += held[slot * WG + (me ^ WARP)]
+            total += shared[slot * WG + (me ^ WARP)]
             if fault != "early":
                 with lang.if_(t % WARP == 0):  # for its warp
                     free.arrive(slot)
@@ -114,18 +114,18 @@ def test_slots_that_are_used_too_early(fault: str) -> None:
 
 def phases(y: Out[u32], *, second: bool) -> None:
     """A warp arrives twice in the first phase, once in the second, and writes before each."""
-    held, t = lang.shared(u32, 2 * WARP), lang.local_id()
+    shared, t = lang.shared(u32, 2 * WARP), lang.local_id()
     there = ready(2)
     with ptx.role(0, WARP):
-        held[t] = t
+        shared[t] = t
         with lang.if_(t < 2):
             there.arrive(0)
-        held[t + WARP] = t + 7
+        shared[t + WARP] = t + 7
         with lang.if_(t == 0):
             there.arrive(0)
     with ptx.role(WG, WARP):
         there.wait(0, 0)
-        y[t - WG] = held[t - WG + (WARP if second else 0)]
+        y[t - WG] = shared[t - WG + (WARP if second else 0)]
 
 
 def test_a_phase_tells_what_was_published_to_it() -> None:
@@ -137,14 +137,14 @@ def test_a_phase_tells_what_was_published_to_it() -> None:
 
 def each(y: Out[u32], *, other: int) -> None:
     """Each warp of a role waits for a barrier of its own."""
-    held, t = lang.shared(u32, WG), lang.local_id()
+    shared, t = lang.shared(u32, WG), lang.local_id()
     there = ready(*[WARP] * 4)
     with ptx.role(0, WG):
-        held[t] = t
+        shared[t] = t
         there.arrive(t // WARP)
     with ptx.role(WG, WG):
         there.wait((t - WG) // WARP, 0)
-        y[t - WG] = held[(t - WG) ^ other]
+        y[t - WG] = shared[(t - WG) ^ other]
 
 
 def test_each_warp_waits_for_itself() -> None:
@@ -155,10 +155,10 @@ def test_each_warp_waits_for_itself() -> None:
 
 def passed_on(y: Out[u32], *, on: bool) -> None:
     """What one role knows by waiting it tells the next."""
-    held, t = lang.shared(u32, WARP), lang.local_id()
+    shared, t = lang.shared(u32, WARP), lang.local_id()
     there = ready(WARP, WARP)
     with ptx.role(0, WARP):
-        held[t] = t
+        shared[t] = t
         there.arrive(0)
     with ptx.role(WG, WARP):
         if on:
@@ -166,7 +166,7 @@ def passed_on(y: Out[u32], *, on: bool) -> None:
         there.arrive(1)
     with ptx.role(2 * WG, WARP):
         there.wait(1, 0)
-        y[t - 2 * WG] = held[t - 2 * WG]
+        y[t - 2 * WG] = shared[t - 2 * WG]
 
 
 def test_order_is_passed_on() -> None:
@@ -179,28 +179,28 @@ def test_order_is_passed_on() -> None:
 
 def meetings(y: Out[u32], *, how: str) -> None:
     """One thread has waited often; then all meet, and read what it wrote."""
-    held, t = lang.shared(u32, 2), lang.local_id()
+    shared, t = lang.shared(u32, 2), lang.local_id()
     there = ready(1)
     with lang.if_(t == 0):
         for parity in (0, 1, 0):
             there.arrive(0)
             there.wait(0, parity)
-        held[0] = 5
+        shared[0] = 5
     if how == "barrier":
         lang.barrier()
         lang.barrier()
-        y[t] = held[0]
+        y[t] = shared[0]
         return
     with ptx.role(0, WG):
         ptx.warpgroup_barrier()
         ptx.warpgroup_barrier()
-        y[t] = held[0]
+        y[t] = shared[0]
     with ptx.role(WG, WG):
         ptx.warpgroup_barrier()
-        y[t] = held[0] if how == "wrong" else 5
+        y[t] = shared[0] if how == "wrong" else 5
 
 
-def test_who_meets_knows_what_all_know() -> None:
+def test_a_barrier_passes_on_what_all_threads_know() -> None:
     for how in ("barrier", "warpgroups"):
         np.testing.assert_array_equal(ran(meetings, how=how), np.full(2 * WG, 5))
     with pytest.raises(
@@ -211,10 +211,10 @@ def test_who_meets_knows_what_all_know() -> None:
 
 def alone(y: Out[u32], *, before: bool) -> None:
     """One thread of a warp waits, and the others read, who may have waited for something before."""
-    held, t = lang.shared(u32, WARP), lang.local_id()
+    shared, t = lang.shared(u32, WARP), lang.local_id()
     there = ready(WARP, WARP)
     with ptx.role(0, WARP):
-        held[t] = t
+        shared[t] = t
         there.arrive(0)
     with ptx.role(WG, WARP):
         if before:
@@ -222,7 +222,7 @@ def alone(y: Out[u32], *, before: bool) -> None:
             there.wait(1, 0)
         with lang.if_(t % WARP == 0):
             there.wait(0, 0)
-        y[t - WG] = held[t - WG]
+        y[t - WG] = shared[t - WG]
 
 
 def test_a_warp_is_taken_for_one() -> None:
@@ -234,14 +234,14 @@ def test_a_warp_is_taken_for_one() -> None:
 
 def elsewhere(y: Out[u32], z: InOut[u32], *, atomic: bool) -> None:
     """Who waits for another barrier reads what was changed atomically, or device memory."""
-    held, t = lang.shared(u32, WARP), lang.local_id()
+    shared, t = lang.shared(u32, WARP), lang.local_id()
     there = ready(WARP, WARP)
     with lang.if_(t < WARP):
-        held[t] = 0
+        shared[t] = 0
     lang.barrier()
     with ptx.role(0, WARP):
         if atomic:
-            lang.atomic_add(held, t, 3)
+            lang.atomic_add(shared, t, 3)
         else:
             z[t] = 3
         there.arrive(0)
@@ -249,7 +249,7 @@ def elsewhere(y: Out[u32], z: InOut[u32], *, atomic: bool) -> None:
         there.arrive(1)
     with ptx.role(WG, WARP):
         there.wait(1, 0)
-        y[t - WG] = held[t - WG] if atomic else z[t - WG]
+        y[t - WG] = shared[t - WG] if atomic else z[t - WG]
 
 
 @pytest.mark.parametrize("atomic", [True, False])
@@ -311,8 +311,8 @@ def test_a_box_is_overwritten_once_it_is_read(by: int) -> None:
         boxed(fault="reading", by=by)
 
 
-def test_who_has_not_waited_does_not_know_a_box() -> None:
-    """Though another one has, behind whom it is there."""
+def test_each_thread_waits_for_a_box_itself() -> None:
+    """The wait of another thread, which it is ordered behind, is not enough."""
     text = "race: read here, where a box came that this thread has not waited for"
     with pytest.raises(SimulationError, match=text):
         boxed(fault="unwaited")

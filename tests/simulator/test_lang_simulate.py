@@ -215,13 +215,13 @@ def test_no_groups() -> None:
 def test_every_mutation_is_caught(name: str, dtype: DType) -> None:
     subject = case(name, dtype)
     ir = subject.trace()
-    found = list(mutations(ir))
-    barriers = [mutant for label, mutant in found if label.startswith("no barrier")]
+    mutants = list(mutations(ir))
+    barriers = [mutant for label, mutant in mutants if label.startswith("no barrier")]
     assert len(barriers) == sum(s[0] == "barrier" for s in ir.body)
     for mutant in barriers:
         with pytest.raises(SimulationError, match=r"race|nobody wrote"):
             subject.run(mutant)
-    for label, mutant in found:
+    for label, mutant in mutants:
         try:
             result = subject.run(mutant)
         except SimulationError:
@@ -453,10 +453,10 @@ def next_round(memory: Any, me: Any) -> None:
 )
 @pytest.mark.parametrize("order", ["forward", "shuffled"])
 def test_shared_races(steps: Callable[..., None], text: str, order: str) -> None:
-    found = fault(shared_kernel(steps), {"y": empty((16,), f32)}, groups=2, order=order)
-    assert "shared array 0 word" in found and "race: " in found
+    message = fault(shared_kernel(steps), {"y": empty((16,), f32)}, groups=2, order=order)
+    assert "shared array 0 word" in message and "race: " in message
     if order == "forward":
-        assert text in found
+        assert text in message
 
 
 def no_race(memory: Any, me: Any) -> None:
@@ -634,8 +634,8 @@ def test_shadow_reports_exactly_the_races(seed: int) -> None:
             for b in past + now
         )
         rule = shadow.write if writes else shadow.read
-        found = rule(at, chosen, epoch[chosen // size])
-        assert (found is not None) == race
+        report = rule(at, chosen, epoch[chosen // size])
+        assert (report is not None) == race
         if race:
             return
         past += now

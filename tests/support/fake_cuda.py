@@ -53,7 +53,7 @@ class FakeCuda:
     syncs: int = 0  # waits for a whole context
     waits: int = 0  # waits for a stream or an event
     loaded: bool = True  # functions; else at their first launch
-    made: int = 0  # streams that were created, or destroyed
+    stream_calls: int = 0  # streams that were created, or destroyed
     streams: dict[int, int] = field(default_factory=dict)  # handle to context
     devices: dict[int, int] = field(default_factory=lambda: {PRIMARY: 0, PRIMARY + 1: 1})
     memory: dict[int, tuple[Any, int, int]] = field(default_factory=dict)  # array, size, context
@@ -151,11 +151,11 @@ class FakeCuda:
     # -- streams and events -----------------------------------------------------------------------
 
     def cuStreamCreate(self, flags: int) -> Any:
-        self.made += 1
+        self.stream_calls += 1
         return self._ok(self.driver.CUstream(self.new_stream(self._current[-1])))
 
     def cuStreamDestroy(self, stream: Any) -> Any:
-        self.made += 1
+        self.stream_calls += 1
         del self.streams[int(stream)]
         return self._ok()
 
@@ -258,9 +258,9 @@ def installed(patch: pytest.MonkeyPatch, kind: type[Fake]) -> Iterator[Fake]:
     module = sys.modules["centella.runtime.device"]  # `centella.device` is the function
     patch.setattr(module, "_opened", {})
     patch.setattr(module, "_devices", ())
-    made = kind(driver)
-    made.install(patch)
-    yield made
+    fake = kind(driver)
+    fake.install(patch)
+    yield fake
     for device in open_devices():
         if device.name.startswith("cuda"):
             device.close()

@@ -14,7 +14,7 @@ class FakeGpu(SimulatorBackend):
 
     Attributes:
         wrong: name of a kernel whose first word is always wrong; lost: whether it is gone.
-        submissions: how many it was asked for; held: bytes that nobody gave back.
+        submissions: how many it was asked for; allocated_bytes: what nobody gave back.
     """
 
     def __init__(self, wrong: str = "", lost: bool = False) -> None:
@@ -23,17 +23,17 @@ class FakeGpu(SimulatorBackend):
         self.wrong, self.lost = wrong, lost
         self.driver = 13000
         self.submissions = 0
-        self.held = 0
+        self.allocated_bytes = 0
 
     def describe(self) -> dict[str, Any]:
         return {"device": "cuda", "name": "fake", "driver": self.driver, "memory_free": id(self)}
 
     def allocate(self, nbytes: int) -> Any:
-        self.held += nbytes
+        self.allocated_bytes += nbytes
         return super().allocate(nbytes)
 
     def free(self, native: Any) -> None:
-        self.held -= native.nbytes
+        self.allocated_bytes -= native.nbytes
 
     def submit(self, work: Submission) -> DoneTicket:
         self.submissions += 1

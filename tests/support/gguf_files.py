@@ -39,8 +39,8 @@ def quantized(data: Array, kind: str) -> Array:
     block, size = GGML_QUANT_SIZES[form]
     random = np.random.default_rng(data.size)
     raw = random.integers(0, 256, (len(data), data.shape[1] // block, size), np.uint8)
-    places, largest = FACTORS[kind]
-    for at in places:
+    offsets, largest = FACTORS[kind]
+    for at in offsets:
         factors = random.uniform(0.02, 0.1, raw.shape[:2]) / largest
         raw[..., at : at + 2] = factors.astype(np.float16)[..., None].view(np.uint8)
     return raw.reshape(len(data), -1)

@@ -90,9 +90,9 @@ def empty(shape: tuple[int, ...], dtype: DType, offset: int = 0) -> Tensor:
 def tensor(values: Any, dtype: DType = f32, offset: int = 0) -> Tensor:
     """Values on a device; pads hold poison."""
     values = np.asarray(values)
-    made = empty(values.shape, dtype, offset)
-    made.words.view(dtype.numpy)[made.elements()] = narrow(values, dtype)
-    return made
+    result = empty(values.shape, dtype, offset)
+    result.words.view(dtype.numpy)[result.elements()] = narrow(values, dtype)
+    return result
 
 
 def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -169,11 +169,11 @@ def _adapter() -> tuple[Any, str]:
 
 def webgpu() -> Any:
     """The wgpu device; the test is skipped where there is none and none is required."""
-    found, why = _adapter()
-    if found is None:
+    device, why = _adapter()
+    if device is None:
         assert "webgpu" not in os.environ.get("CENTELLA_REQUIRE", ""), why
         pytest.skip(f"no WebGPU adapter: {why}")
-    return found
+    return device
 
 
 @cache
@@ -251,8 +251,8 @@ def element_kernel(
         first = lang.global_id() * per
         last = y.shape(0) - 1
         with lang.if_(first <= last):
-            places = [lang.minimum(first + k, last) for k in range(per)]
-            values = [fn(*[x[at] for x in inputs.values()]) for at in places]
+            positions = [lang.minimum(first + k, last) for k in range(per)]
+            values = [fn(*[x[at] for x in inputs.values()]) for at in positions]
             y.store(first, values)
 
     signatures = [
@@ -307,17 +307,17 @@ def cuda_tool(name: str) -> str | None:
     """
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for found in sorted(Path(folder).glob(f"*/bin/{name}")):
-            return str(found)
+        for path in sorted(Path(folder).glob(f"*/bin/{name}")):
+            return str(path)
     return None
 
 
 def assembler() -> str:
     """NVIDIA's ptxas; the test is skipped where there is none."""
-    found = cuda_tool("ptxas")
-    if found is None:
+    path = cuda_tool("ptxas")
+    if path is None:
         pytest.skip("no ptxas here (pip install nvidia-cuda-nvcc)")
-    return found
+    return path
 
 
 # -- Tint ------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def statements(depth: int, loop: bool, uniform: bool, least: int) -> st.SearchSt
     if depth == 0:
         return st.lists(st.one_of(*simple), min_size=least, max_size=least + 3)
     between = statements(depth - 1, False, uniform, 1)
-    held = st.tuples(st.just("hold"), VAR, value, between, VAR)
+    holding = st.tuples(st.just("hold"), VAR, value, between, VAR)
     block = statements(depth - 1, False, False, 1)
     inside = statements(depth - 1, True, False, 2)
     nested: list[st.SearchStrategy[Node]] = [
@@ -117,7 +117,7 @@ def statements(depth: int, loop: bool, uniform: bool, least: int) -> st.SearchSt
         together = statements(depth - 1, False, True, 2)
         nested.append(st.tuples(st.just("together"), st.integers(0, 3), together))
         nested.append(st.tuples(st.just("param if"), SLOT, together, together))
-    every = st.one_of(*simple, *nested, held, held, held)
+    every = st.one_of(*simple, *nested, holding, holding, holding)
     return st.lists(every, min_size=least, max_size=least + 4)
 
 
@@ -151,11 +151,11 @@ class Thread(ABC):
         self.named: list[Any] = [me]
 
     @abstractmethod
-    def read(self, place: str, slot: int, chunk: bool = False) -> Any:
+    def read(self, space: str, slot: int, chunk: bool = False) -> Any:
         """A word of its own, alone or out of a chunk."""
 
     @abstractmethod
-    def write(self, place: str, slot: int, *values: Any) -> None:
+    def write(self, space: str, slot: int, *values: Any) -> None:
         """Change a word of its own, or a chunk of them."""
 
     @abstractmethod
@@ -237,17 +237,17 @@ class Recorder(Thread):
         self.vars = [lang.var(v) for v in self.vars]
         self.z, self.tile = z, lang.shared(u32, THREADS * SLOTS)
 
-    def place(self, place: str) -> tuple[Any, Any]:
-        if place == "shared":
+    def array_of(self, space: str) -> tuple[Any, Any]:
+        if space == "shared":
             return self.tile, self.me * SLOTS
         return self.z, self.everyone * SLOTS
 
-    def read(self, place: str, slot: int, chunk: bool = False) -> Any:
-        array, first = self.place(place)
+    def read(self, space: str, slot: int, chunk: bool = False) -> Any:
+        array, first = self.array_of(space)
         return array.load(first)[slot] if chunk else array[first + slot]
 
-    def write(self, place: str, slot: int, *values: Any) -> None:
-        array, first = self.place(place)
+    def write(self, space: str, slot: int, *values: Any) -> None:
+        array, first = self.array_of(space)
         if len(values) > 1:
             array.store(first, values)
         else:
@@ -271,17 +271,17 @@ class Recorder(Thread):
         if self.is_simple(kind, *rest):
             return
         if kind == "hold":  # used once, and after what may change its operands
-            held = self.vars[rest[0]] - self.value(rest[1])
+            difference = self.vars[rest[0]] - self.value(rest[1])
             for inner in rest[2]:
                 self.statement(*inner)
-            self.vars[rest[3]] ^= held
+            self.vars[rest[3]] ^= difference
         elif kind == "break":
             lang.break_if(self.condition(rest[0]))
         elif kind == "exchange":
             lang.barrier()
-            found = self.tile[(self.me + 1) % THREADS * SLOTS + rest[1]]
+            word = self.tile[(self.me + 1) % THREADS * SLOTS + rest[1]]
             lang.barrier()
-            self.vars[rest[0]].set(found)
+            self.vars[rest[0]].set(word)
         elif kind in ("if", "param if"):
             condition = self.condition(rest[0]) if kind == "if" else self.params[rest[0]] > 7
             with lang.if_(condition):
@@ -318,15 +318,15 @@ class Runner(Thread):
         super().__init__(HOST, np.uint32(me), np.uint32(group), params)
         self.memory = {"shared": tile, "global": z}
 
-    def at(self, place: str) -> int:
-        return SLOTS * int(self.me if place == "shared" else self.everyone)
+    def at(self, space: str) -> int:
+        return SLOTS * int(self.me if space == "shared" else self.everyone)
 
-    def read(self, place: str, slot: int, chunk: bool = False) -> Any:
-        return self.memory[place][self.at(place) + slot]
+    def read(self, space: str, slot: int, chunk: bool = False) -> Any:
+        return self.memory[space][self.at(space) + slot]
 
-    def write(self, place: str, slot: int, *values: Any) -> None:
-        first = self.at(place) + slot
-        self.memory[place][first : first + len(values)] = values
+    def write(self, space: str, slot: int, *values: Any) -> None:
+        first = self.at(space) + slot
+        self.memory[space][first : first + len(values)] = values
 
     def assign(self, var: int, value: Any) -> None:
         self.vars[var] = value
@@ -355,18 +355,18 @@ class Runner(Thread):
         if self.is_simple(kind, *rest):
             return
         if kind == "hold":
-            held = self.vars[rest[0]] - self.value(rest[1])
+            difference = self.vars[rest[0]] - self.value(rest[1])
             for inner in rest[2]:
                 yield from self.statement(*inner)
-            self.vars[rest[3]] = self.vars[rest[3]] ^ held
+            self.vars[rest[3]] = self.vars[rest[3]] ^ difference
         elif kind == "break":
             if self.condition(rest[0]):
                 raise Left
         elif kind == "exchange":
             yield
-            found = self.memory["shared"][int(self.me + 1) % THREADS * SLOTS + rest[1]]
+            word = self.memory["shared"][int(self.me + 1) % THREADS * SLOTS + rest[1]]
             yield
-            self.vars[rest[0]] = found
+            self.vars[rest[0]] = word
         elif kind in ("if", "param if"):
             yes = self.condition(rest[0]) if kind == "if" else self.params[rest[0]] > 7
             yield from self.block((rest[1] if yes else rest[2]) or [])

@@ -68,7 +68,7 @@ def write_model(folder: Path, dtype: str = "BF16", **changes: int) -> Path:
     for layer in range(layers):
         shapes |= {f"model.layers.{layer}.{n}.weight": s for n, s in of_layer.items()}
     names, rng = list(shapes), np.random.default_rng(0)
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number in range(layers):
         shard = f"model-{number + 1:05}-of-{layers:05}.safetensors"
         own = [n for n in names if f"layers.{number}." in n or (not number and "layers" not in n)]
@@ -81,14 +81,14 @@ def write_model(folder: Path, dtype: str = "BF16", **changes: int) -> Path:
                 "data_offsets": [at, at + nbytes],
             }
             at += nbytes
-            places[name] = shard
+            weight_map[name] = shard
         text = json.dumps(header).encode()
         with (folder / shard).open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for name in own:
                 values = rng.standard_normal(int(np.prod(shapes[name])), np.float32) * 0.02
                 file.write((values.view(np.uint32) >> 16).astype("<u2").tobytes())
-    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
@@ -138,13 +138,13 @@ def measure(device: ct.Device, path: Path) -> Peak:
     ct.load(SMALL, device)
     told: list[tuple[int, int]] = []
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM is what there is now
-    before, held = _status("VmRSS"), device.memory.held
+    before, pool_bytes = _status("VmRSS"), device.memory.held
     with ct.ledger() as led:
         model = ct.load(path, device, progress=lambda *each: told.append(each)).model
     sizes = [p.spec.storage_bytes for _, p in model.named_parameters()]
     largest = model.embed_tokens.weight
     largest = largest.storage_bytes if isinstance(largest, ct.QTensor) else max(sizes)
-    there = sum(sizes) if device.caps.target == "numpy" else device.memory.held - held
+    there = sum(sizes) if device.caps.target == "numpy" else device.memory.held - pool_bytes
     return Peak(_status("VmHWM") - before - there, sum(sizes), largest, led.uploads,
                 len(told), told[-1])  # fmt: skip
 

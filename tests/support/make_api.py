@@ -34,7 +34,7 @@ class Text(str):
     __repr__ = str.__str__
 
 
-def found(name: str) -> Any:
+def object_of(name: str) -> Any:
     """What a name of the page means."""
     module, _, attribute = name.rpartition(":")
     if module:
@@ -87,17 +87,19 @@ def signature(name: str, function: Any, *, bound: bool = False, width: int = 0) 
 
 def members(name: str) -> dict[str, Any]:
     """The public methods and properties of a class, as they stand in it or in a base."""
-    cls, inner = found(name), INNER.get(shown(name), "").split()
+    cls, inner = object_of(name), INNER.get(shown(name), "").split()
     bases = [base for base in cls.__mro__ if base.__module__.startswith("centella")]
-    made: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for base in reversed(bases):
-        made |= vars(base)
+        attributes |= vars(base)
     if issubclass(cls, ct.nn.Module) and cls is not ct.nn.Module:  # which stands on the page
-        made = {n: m for n, m in made.items() if n == "forward" or n not in vars(ct.nn.Module)}
+        attributes = {
+            n: m for n, m in attributes.items() if n == "forward" or n not in vars(ct.nn.Module)
+        }
     kinds = (classmethod, staticmethod, property)
     return {
         n: m
-        for n, m in sorted(made.items(), key=lambda pair: (pair[0] != "__call__", pair[0]))
+        for n, m in sorted(attributes.items(), key=lambda pair: (pair[0] != "__call__", pair[0]))
         if (n == "__call__" or not n.startswith("_")) and n not in inner
         if inspect.isfunction(m) or isinstance(m, kinds)
     }
@@ -105,7 +107,7 @@ def members(name: str) -> dict[str, Any]:
 
 def member(owner: str, name: str, what: Any) -> Iterator[str]:
     """A method or property of a class, as a list item."""
-    bare, bound = getattr(what, "fget", None), getattr(found(owner), name)
+    bare, bound = getattr(what, "fget", None), getattr(object_of(owner), name)
     if bare is not None:
         header, params = f".{name}: {inspect.signature(bare).return_annotation}", set[str]()
     else:
@@ -126,7 +128,7 @@ def item(header: str, text: str | None, params: set[str]) -> Iterator[str]:
 
 def entry_of(name: str) -> Iterator[str]:
     """The lines of a name: an item for a short one, else a part with a heading."""
-    what, text = found(name), inspect.getdoc(found(name)) or ""
+    what, text = object_of(name), inspect.getdoc(object_of(name)) or ""
     doc, is_class = parsed(text), inspect.isclass(what)
     if inspect.isroutine(what) and "Args" not in doc.sections:
         yield from item(signature(f"ct.{name}", what), text, set())
@@ -153,25 +155,27 @@ def entry_of(name: str) -> Iterator[str]:
 
 def rows(names: list[str]) -> Iterator[str]:
     """Dtypes or errors as a table."""
-    if isinstance(found(names[0]), ct.DType):
+    if isinstance(object_of(names[0]), ct.DType):
         yield from (
             "| name | bytes | kind | on the host | in a kernel | round-off |",
             "|" + "---|" * 6,
         )
         for name in names:
-            d = found(name)
+            d = object_of(name)
             near = f"{d.epsilon:.2g}" if d.epsilon else ""
             yield f"| `ct.{name}` | {d.itemsize} | {d.kind} | `{d.numpy}` | {d.value} | {near} |"
     else:
         yield from ("| name | also a | when |", "|---|---|---|")
         for name in names:
-            bases = [f"`{b.__name__}`" for b in found(name).__bases__ if b is not ct.CentellaError]
-            yield f"| `ct.{name}` | {', '.join(bases)} | {inspect.getdoc(found(name))} |"
+            bases = [
+                f"`{b.__name__}`" for b in object_of(name).__bases__ if b is not ct.CentellaError
+            ]
+            yield f"| `ct.{name}` | {', '.join(bases)} | {inspect.getdoc(object_of(name))} |"
 
 
 def in_table(name: str) -> bool:
     """Whether a name is a row of a table."""
-    what = found(name)
+    what = object_of(name)
     error = inspect.isclass(what) and issubclass(what, ct.CentellaError)
     return error or isinstance(what, ct.DType)
 

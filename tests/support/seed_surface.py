@@ -87,14 +87,14 @@ def near(got: Array, wanted: Any) -> None:
 
 
 def says(code: str) -> Check:
-    """A check of statements about the scene and `made`, none of which may be False."""
+    """A check of statements about the scene and `value`, none of which may be False."""
 
-    def check(here: Scene, made: Any) -> None:
-        names = {**globals(), **here, "made": made}
+    def check(here: Scene, value: Any) -> None:
+        names = {**globals(), **here, "value": value}
         for statement in ast.parse(code).body:
             text = ast.unparse(statement)
-            value = run(text, names)
-            assert not isinstance(value, bool | np.bool_) or value, text
+            holds = run(text, names)
+            assert not isinstance(holds, bool | np.bool_) or holds, text
 
     return check
 
@@ -178,18 +178,18 @@ def executed(here: Scene, tensor: ct.Tensor) -> Array:
 
 def gives(wanted: Any) -> Check:
     """The tensor that was recorded, once its batch has run."""
-    return lambda here, made: near(executed(here, made), wanted)
+    return lambda here, value: near(executed(here, value), wanted)
 
 
-def snapshot(here: Scene, made: Any) -> None:
+def snapshot(here: Scene, tensor: Any) -> None:
     with pytest.raises(ct.ContractError, match="execute"):
-        here["batch"].read(made)
-    near(executed(here, made), X)
+        here["batch"].read(tensor)
+    near(executed(here, tensor), X)
 
 
-def imported(here: Scene, made: Any) -> None:
-    near(executed(here, here["batch"].add(made, made)), 2 * X)
-    native, (shown, offset) = here["native"], made.native
+def imported(here: Scene, tensor: Any) -> None:
+    near(executed(here, here["batch"].add(tensor, tensor)), 2 * X)
+    native, (shown, offset) = here["native"], tensor.native
     if isinstance(native, CudaArray):
         assert shown + offset == native.__cuda_array_interface__["data"][0]
     elif isinstance(native, np.ndarray):
@@ -198,31 +198,31 @@ def imported(here: Scene, made: Any) -> None:
         assert shown is native
 
 
-def one_submission(here: Scene, made: Any) -> None:
-    assert isinstance(made, ct.Pending)
-    assert made.result() is None
+def one_submission(here: Scene, pending: Any) -> None:
+    assert isinstance(pending, ct.Pending)
+    assert pending.result() is None
     near(here["batch"].read(here["h"]), np.maximum(X, 0))
     here["batch"].execute().result()  # does not redo the past
     here["led"].expect(submissions=1, uploads=1, launches=1)
 
 
-def compiled_there(here: Scene, made: Any) -> None:
-    made.result()
+def compiled_there(here: Scene, pending: Any) -> None:
+    pending.result()
     near(here["batch"].read(here["h"]), np.maximum(X, 0))
     cache = here["cache"]
     assert (len(cache), cache.names()) == (cache.misses, ["relu"] * cache.misses)
     assert cache.misses == (0 if here["device"].name == "cpu" else 1)
 
 
-def is_read(here: Scene, made: Any) -> None:
-    near(made, np.maximum(X, 0))
-    made[:] = 7  # a copy that the caller owns
+def is_read(here: Scene, array: Any) -> None:
+    near(array, np.maximum(X, 0))
+    array[:] = 7  # a copy that the caller owns
     near(here["batch"].read(here["h"]), np.maximum(X, 0))
 
 
 def counts(number: int) -> Check:
-    def check(here: Scene, made: Any) -> None:
-        assert made == number
+    def check(here: Scene, value: Any) -> None:
+        assert value == number
         here["batch"].execute()
         assert (here["batch"].num_operations, here["batch"].num_buffers) == (1, 4)
 
@@ -234,8 +234,8 @@ GELU = X * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (X + 0.044715 * X**3)))
 
 BATCH = (
     ("new", "device.batch()",
-        says("isinstance(made, ct.CommandBatch); made.device is device; made.num_operations == "
-             "made.num_buffers == 0")),
+        says("isinstance(value, ct.CommandBatch); value.device is device; value.num_operations == "
+             "value.num_buffers == 0")),
     ("upload", "batch.upload(array)", snapshot),
     ("relu", "batch.relu(x)", gives(np.maximum(X, 0))),
     ("scale", "batch.scale(x, 2.5)", gives(X * 2.5)),
@@ -247,7 +247,7 @@ BATCH = (
     ("swish", "batch.swish(x)", gives(X * SIGMOID)),
     ("execute", "batch.execute()", one_submission),
     ("execute_with_cache", "batch.execute_with_cache(cache)", compiled_there),
-    ("wgpu_device", "batch.native", says("made == device.native")),
+    ("wgpu_device", "batch.native", says("value == device.native")),
     ("num_operations", "batch.num_operations", counts(1)),
     ("num_buffers", "batch.num_buffers", counts(4)),
 )  # fmt: skip
@@ -256,7 +256,7 @@ ROWS: list[Row] = [Row("GpuCommandBatch", *each) for each in BATCH]
 ROWS += [
     Row("GpuCommandBatch", "import_buffer", "batch.import_buffer(native, (3, 4), 'f32')", imported),
     Row("GpuCommandBatch", "dot", "batch.dot(a, b)",
-        lambda here, made: near(executed(here, made), LONG[0].astype(np.float64) @ LONG[1]),
+        lambda here, value: near(executed(here, value), LONG[0].astype(np.float64) @ LONG[1]),
         before="a, b = (batch.upload(each) for each in long)", note="right at any length"),
     Row("GpuCommandBatch", "gelu", "batch.gelu(x, 'tanh')", gives(GELU),
         note="the default is the exact GELU"),
@@ -264,15 +264,15 @@ ROWS += [
         note="shapes come from the tensors"),
     Row("GpuCommandBatch", "read", "batch.read(h)", is_read, before="batch.execute()"),
     Row("GpuCommandBatch", "wgpu_queue", "batch.native.queue",
-        says("made is device.native.queue"), only="webgpu"),
+        says("value is device.native.queue"), only="webgpu"),
 ]  # fmt: skip
 
 
 # -- GpuMatmulCache -------------------------------------------------------------------------------
 
 
-def product(here: Scene, made: Any) -> None:
-    near(made.numpy(), X @ W.T)
+def product(here: Scene, tensor: Any) -> None:
+    near(tensor.numpy(), X @ W.T)
     near(here["cache"].matmul("up", X), X @ W.T)  # and from an array to an array
     with pytest.raises(ct.ShapeError):
         here["cache"].matmul("up", X[:, :3])
@@ -280,16 +280,16 @@ def product(here: Scene, made: Any) -> None:
 
 ROWS += [
     Row("GpuMatmulCache", "new", "ct.MatmulCache(device)",
-        says("isinstance(made, ct.MatmulCache); made.device is device; made.weight_count == "
-             "made.weight_bytes == 0")),
+        says("isinstance(value, ct.MatmulCache); value.device is device; value.weight_count == "
+             "value.weight_bytes == 0")),
     Row("GpuMatmulCache", "upload_weight", "cache.upload_weight('down', weight)",
         says("[(w.name, w.shape) for w in cache.weights()] == [('up', (5, 4)), ('down', (5, "
              "4))]; near(cache.matmul('down', X), X @ W.T)"),
         note="the weight is [out, in], of any storage type"),
     Row("GpuMatmulCache", "weight_count", "cache.weight_count",
-        says("made == 1; cache.remove('up'); cache.weight_count == 0")),
+        says("value == 1; cache.remove('up'); cache.weight_count == 0")),
     Row("GpuMatmulCache", "weight_bytes", "cache.weight_bytes",
-        says("made == sum(w.nbytes for w in cache.weights()) == W.nbytes; cache.remove('up'); "
+        says("value == sum(w.nbytes for w in cache.weights()) == W.nbytes; cache.remove('up'); "
              "cache.weight_bytes == 0")),
     Row("GpuMatmulCache", "matmul_cached", "cache.matmul('up', x)", product,
         note="x is a tensor, or an array, which gives an array"),
@@ -299,61 +299,61 @@ ROWS += [
 # -- GpuResidentTensor ----------------------------------------------------------------------------
 
 
-def is_address(here: Scene, made: Any) -> None:
-    native, offset = made
+def is_address(here: Scene, value: Any) -> None:
+    native, offset = value
     assert offset % 16 == 0
     if here["device"].name.startswith("cuda"):
         assert isinstance(native, int) and native
     here["led"].expect(downloads=0)
 
 
-def is_buffer(here: Scene, made: Any) -> None:
-    if not isinstance(made, np.ndarray):
-        assert made == here["x"].native[0]
+def is_buffer(here: Scene, buffer: Any) -> None:
+    if not isinstance(buffer, np.ndarray):
+        assert buffer == here["x"].native[0]
     else:
-        np.testing.assert_array_equal(made.view(np.float32).reshape(-1)[:12], X.reshape(-1))
+        np.testing.assert_array_equal(buffer.view(np.float32).reshape(-1)[:12], X.reshape(-1))
 
 
-def changes_in_place(here: Scene, made: Any) -> None:
-    memory = made.value.native
-    made.assign(made.value * 2.0)
-    near(made.numpy(), 2 * X)
+def changes_in_place(here: Scene, state: Any) -> None:
+    memory = state.value.native
+    state.assign(state.value * 2.0)
+    near(state.numpy(), 2 * X)
     near(here["x"].numpy(), X)  # a tensor never changes
-    assert here["device"].name == "cpu" or made.value.native == memory
+    assert here["device"].name == "cpu" or state.value.native == memory
 
 
 ROWS += [
     Row("GpuResidentTensor", *each)
     for each in (
         ("from_host", "ct.from_host(array, device=device)",
-        says("isinstance(made, ct.Tensor); made.device is device; near(made.numpy(), X); "
+        says("isinstance(value, ct.Tensor); value.device is device; near(value.numpy(), X); "
              "led.expect(uploads=1, downloads=1)")),
         ("new_uninit", "ct.empty((3, 4), device=device)",
-        says("(made.shape, made.dtype, made.device) == ((3, 4), ct.f32, device); "
+        says("(value.shape, value.dtype, value.device) == ((3, 4), ct.f32, device); "
              "led.expect(uploads=0, launches=0)")),
         ("to_host", "x.to_host()",
-        says("np.array_equal(made, X); led.expect(uploads=0, downloads=1, submissions=0)")),
+        says("np.array_equal(value, X); led.expect(uploads=0, downloads=1, submissions=0)")),
         ("peek_host", "x.peek()",
-        says("np.array_equal(made, X); led.expect(downloads=0, peeks=1); x.d2h_transfers == 0")),
+        says("np.array_equal(value, X); led.expect(downloads=0, peeks=1); x.d2h_transfers == 0")),
         ("is_device_resident", "x.is_resident",
-        says("made is True; (x + 1.0).is_resident is not True")),
-        ("h2d_transfers", "x.h2d_transfers", says("made == 1")),
-        ("host_to_device_transfers", "x.h2d_transfers", says("made == 1")),
-        ("size_bytes", "x.size_bytes", says("made == 48")),
+        says("value is True; (x + 1.0).is_resident is not True")),
+        ("h2d_transfers", "x.h2d_transfers", says("value == 1")),
+        ("host_to_device_transfers", "x.h2d_transfers", says("value == 1")),
+        ("size_bytes", "x.size_bytes", says("value == 48")),
         ("buffer", "x.native[0]", is_buffer),
         ("as_ptr", "x.native", is_address),
     )
 ]  # fmt: skip
 ROWS += [
-    Row("GpuResidentTensor", "d2h_transfers", "x.d2h_transfers", says("made == 2"),
+    Row("GpuResidentTensor", "d2h_transfers", "x.d2h_transfers", says("value == 2"),
         before="x.numpy(); x.numpy(); x.peek()"),
-    Row("GpuResidentTensor", "device_to_host_transfers", "x.d2h_transfers", says("made == 1"),
+    Row("GpuResidentTensor", "device_to_host_transfers", "x.d2h_transfers", says("value == 1"),
         before="x.numpy()"),
-    Row("GpuResidentTensor", "kernel_launches", "x.kernel_launches", says("made == 1"),
+    Row("GpuResidentTensor", "kernel_launches", "x.kernel_launches", says("value == 1"),
         before="x = ct.relu(x); x.numpy()", note="counted; theirs always reads 1"),
     Row("GpuResidentTensor", "len", "x.size",
-        says("made == 12"), note="len(x) is the first extent"),
-    Row("GpuResidentTensor", "is_empty", "x.size == 0", says("made is True"), before="x = x[:0]"),
+        says("value == 12"), note="len(x) is the first extent"),
+    Row("GpuResidentTensor", "is_empty", "x.size == 0", says("value is True"), before="x = x[:0]"),
     Row("GpuResidentTensor", "buffer_mut", "ct.State(x)", changes_in_place,
         note="a tensor never changes, a State does"),
     Row("GpuResidentTensor", "record_kernel_launch", "x.record_launch('mine')",
@@ -380,7 +380,7 @@ def attended(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
 LAST = attended(Q[:, :, 5:], K, V)  # of the last token over all six
 
 
-def scattered(here: Scene, made: Any) -> None:
+def scattered(here: Scene, value: Any) -> None:
     assert (here["past"].length, here["past"].lengths) == (6, (6,))
     near(here["past"].attend(here["q1"]).numpy(), LAST)
     with pytest.raises(ct.KVCacheFullError, match="6 of 6 positions"):
@@ -388,35 +388,35 @@ def scattered(here: Scene, made: Any) -> None:
     here["led"].expect(uploads=0)
 
 
-def made_kv_cache(here: Scene, made: Any) -> None:
-    assert (made.capacity, made.length, made.device) == (6, 0, here["device"])
-    made.append(here["k"], here["v"])
-    near(made.attend(here["q"]).numpy(), attended(Q, K, V, causal=True))
-    made.truncate(2)
-    assert made.lengths == (2,)
+def is_kv_cache(here: Scene, cache: Any) -> None:
+    assert (cache.capacity, cache.length, cache.device) == (6, 0, here["device"])
+    cache.append(here["k"], here["v"])
+    near(cache.attend(here["q"]).numpy(), attended(Q, K, V, causal=True))
+    cache.truncate(2)
+    assert cache.lengths == (2,)
 
 
-def new_is_a_miss(here: Scene, made: Any) -> None:
+def new_is_a_miss(here: Scene, misses: Any) -> None:
     here["device"].cache.clear()
     for _ in range(2):
         ct.relu(here["x"]).numpy()
     compiled = here["device"].name != "cpu"
-    assert here["device"].cache.misses == made + compiled
+    assert here["device"].cache.misses == misses + compiled
 
 
-def since_then(here: Scene, made: Any) -> None:
+def since_then(here: Scene, earlier: Any) -> None:
     """A later total, less one that was kept, counts what happened between."""
     ct.asarray(X, device=here["device"]).numpy()
-    spent = ct.totals() - made
+    spent = ct.totals() - earlier
     assert (spent.uploads, spent.downloads) == (1, 1)
 
 
 def total(name: str, by: int | None = None) -> Check:
     """One of the process' totals, which grows by what the ledger of this test counts."""
 
-    def check(here: Scene, made: Any) -> None:
+    def check(here: Scene, earlier: Any) -> None:
         (ct.asarray(X, device=here["device"]) + 1.0).numpy()
-        grown = getattr(ct.totals(), name) - made
+        grown = getattr(ct.totals(), name) - earlier
         assert grown == getattr(here["led"], name) > 0
         assert by is None or grown == by
 
@@ -427,7 +427,7 @@ def error_of(got: Array, wanted: Array) -> float:
     return float(np.square(got - wanted).sum() / np.square(wanted).sum())
 
 
-def encoder_is_loaded(here: Scene, made: Any) -> None:
+def encoder_is_loaded(here: Scene, value: Any) -> None:
     here["device"].synchronize()
     names = {name for name, _ in here["block"].named_parameters()}
     assert {"self_attn.qkv.weight", "fc1.bias", "final_layer_norm.weight"} <= names
@@ -438,29 +438,29 @@ def encoder_is_loaded(here: Scene, made: Any) -> None:
         eval(BLOCK).load_parameters(fewer, device=here["device"])
 
 
-def decoder_is_right(here: Scene, made: Any) -> None:
-    block = here.get("block", made)
-    if made is not None:
-        made.load_parameters(here["weights"], device=here["device"], dtype="f32")
+def decoder_is_right(here: Scene, value: Any) -> None:
+    block = here.get("block", value)
+    if value is not None:
+        value.load_parameters(here["weights"], device=here["device"], dtype="f32")
     x, memory = (ct.asarray(DECODER[n], "f32", here["device"]) for n in ("x", "memory"))
     y = block(x, block.encoder_attn.keys_values(memory))
     assert error_of(y.numpy(), DECODER["y"]) <= 1e-11
 
 
-def encoder_is_right(here: Scene, made: Any) -> None:
-    made.load_parameters(here["weights"], device=here["device"], dtype="f32")
-    y = made(ct.asarray(ENCODER["x"], "f32", here["device"]))
+def encoder_is_right(here: Scene, block: Any) -> None:
+    block.load_parameters(here["weights"], device=here["device"], dtype="f32")
+    y = block(ct.asarray(ENCODER["x"], "f32", here["device"]))
     assert error_of(y.numpy(), ENCODER["y"]) <= 1e-11
 
 
-def frontend_is_right(here: Scene, made: Any) -> None:
+def frontend_is_right(here: Scene, value: Any) -> None:
     y = here["front"](ct.asarray(FRONTEND["x"], "f32", here["device"]))
     assert error_of(y.numpy(), FRONTEND["y"]) <= 1e-11
 
 
-def is_handle(here: Scene, made: Any) -> None:
+def is_handle(here: Scene, handle: Any) -> None:
     x = ct.asarray(X, device=here["device"])
-    assert isinstance(x, made)
+    assert isinstance(x, handle)
     batch, other = here["device"].batch(), here["device"].batch()
     waiting = batch.relu(x)
     with pytest.raises(ct.ContractError, match="another batch"):
@@ -469,15 +469,15 @@ def is_handle(here: Scene, made: Any) -> None:
         batch.read(waiting)
 
 
-def keeps_programs(here: Scene, made: Any) -> None:
+def keeps_programs(here: Scene, cache: Any) -> None:
     batch = here["device"].batch()
     y = batch.relu(batch.upload(X))
-    batch.execute_with_cache(made)
+    batch.execute_with_cache(cache)
     near(batch.read(y), np.maximum(X, 0))
-    assert len(made) == made.misses == (0 if here["device"].name == "cpu" else 1)
+    assert len(cache) == cache.misses == (0 if here["device"].name == "cpu" else 1)
 
 
-def is_program(here: Scene, made: Any) -> None:
+def is_program(here: Scene, kind: Any) -> None:
     calls: list[str] = []
 
     def compile_() -> str:
@@ -486,7 +486,7 @@ def is_program(here: Scene, made: Any) -> None:
 
     cache = ct.PipelineCache()
     first, second = (cache.get(1, "key", "relu", compile_) for _ in range(2))
-    assert isinstance(first, made)
+    assert isinstance(first, kind)
     assert first is second
     assert (first.name, first.key, first.native, calls) == ("relu", "key", "native", ["compiled"])
 
@@ -514,33 +514,33 @@ FUNCTIONS = (
 ROWS += [Row("", *each) for each in FUNCTIONS]
 ROWS += [
     Row("", "batched_multihead_attention", "ct.attention(q, k, v)",
-        says("near(made.numpy(), attended(Q, K, V)); led.expect(uploads=0, downloads=1, "
+        says("near(value.numpy(), attended(Q, K, V)); led.expect(uploads=0, downloads=1, "
              "launches=1)"),
         note="one launch, no scores in memory"),
     Row("", "batched_multihead_attention_optimized", "ct.attention(q, k, v, causal=True)",
-        says("near(made.numpy(), attended(Q, K, V, causal=True)); led.expect(uploads=0, "
+        says("near(value.numpy(), attended(Q, K, V, causal=True)); led.expect(uploads=0, "
              "downloads=1, launches=1)"), note="masks of four kinds"),
     Row("", "incremental_attention_gpu", "past.append(k1, v1); past.attend(q1)",
-        says("near(made.numpy(), LAST); led.expect(uploads=0, downloads=1, submissions=1); "
+        says("near(value.numpy(), LAST); led.expect(uploads=0, downloads=1, submissions=1); "
              "past.lengths == (6,)")),
     Row("", "incremental_attention_gpu_async", "ct.fetch(past.attend(q1))",
-        says("isinstance(made, ct.Pending); near(made.result()[0], LAST)"),
+        says("isinstance(value, ct.Pending); near(value.result()[0], LAST)"),
         before="past.append(k1, v1)", note="a Pending: result() waits, await works"),
     Row("", "incremental_attention_gpu_with_stream", "with device.stream(): y = past.attend(q1)",
         says("near(y.numpy(), LAST)"), before="past.append(k1, v1)", only="cuda",
         note="any op, on a stream of the application's or a new one"),
     Row("", "kernel_cache_hits", "device.cache.hits",
-        says("ct.relu(x).numpy(); device.cache.hits == made + (device.name != 'cpu'); "
+        says("ct.relu(x).numpy(); device.cache.hits == value + (device.name != 'cpu'); "
              "led.expect(compiles=0)"), before=WARM),
     Row("", "kernel_cache_misses", "device.cache.misses", new_is_a_miss, before=WARM),
     Row("", "reset_transfer_counters", "ct.totals()", since_then,
         note="kept, and subtracted from a later one: nobody resets what others count"),
     Row("", "TransferStats", "ct.totals() - before",
-        says("isinstance(made, ct.Counts); (made.uploads, made.downloads) == (1, 1); "
-             "made.upload_bytes >= X.nbytes; 'uploads 1' in str(made)"),
+        says("isinstance(value, ct.Counts); (value.uploads, value.downloads) == (1, 1); "
+             "value.upload_bytes >= X.nbytes; 'uploads 1' in str(value)"),
         before="before = ct.totals(); ct.asarray(x.numpy(), device=device).native"),
     Row("", "forward_encoder_block_gpu", "block(x)",
-        says("error_of(made.numpy(), ENCODER['y']) <= 1e-11; led.expect(launches=7, "
+        says("error_of(value.numpy(), ENCODER['y']) <= 1e-11; led.expect(launches=7, "
              "submissions=1, uploads=0, downloads=1, copies=0)"),
         before=f"block = {BLOCK}; x = ct.asarray(states, 'f32', device); "
         "block.load_parameters(encoder, device=device, dtype='f32')"),
@@ -557,5 +557,5 @@ ROWS += [
         before=f"weights = frontend; "
         f"front = nn.ConvFrontend({MELS}, {WIDTH}, {POSITIONS})"),
     Row("", "GpuKvCache", f"ct.KVCache(1, {KV_HEADS}, {HEAD_DIM}, 6, device=device)",
-        made_kv_cache, note="it owns its length"),
+        is_kv_cache, note="it owns its length"),
 ]  # fmt: skip

@@ -37,18 +37,18 @@ class Sample(Struct, frozen=True):
 
     Attributes:
         resident: bytes of the process in memory; objects: what Python's collector knows.
-        held: bytes that the device's pool has of the driver.
+        pool_bytes: what the device's pool has of the driver.
     """
 
     calls: int
     resident: int
     objects: int
-    held: int
+    pool_bytes: int
 
     def __str__(self) -> str:
         return (
             f"{self.calls:>9,} calls  resident {self.resident / 1e6:8.1f} MB  "
-            f"pool {self.held / 1e6:6.1f} MB  objects {self.objects:,}"
+            f"pool {self.pool_bytes / 1e6:6.1f} MB  objects {self.objects:,}"
         )
 
 

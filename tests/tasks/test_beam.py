@@ -81,7 +81,7 @@ def test_length_penalty() -> None:
         assert BeamSettings(2, penalty).score(-6.0, 2) == wanted
 
 
-def test_where_all_have_ended_the_search_has() -> None:
+def test_a_search_ends_with_its_last_beam() -> None:
     search = Search(BeamSettings(2), VOCAB, (7, 8, 9), 9)
     added(search, (-1.0, 0, 7), (-2.0, 0, 8), (-3.0, 0, 9))
     assert search.done and [one.ids for _, one in search.ended] == [[7], [8]]
@@ -105,7 +105,7 @@ def test_strings_end_texts() -> None:
     assert one.score == -1.0
 
 
-def test_what_users_get() -> None:
+def test_generations_of_a_search() -> None:
     search = Search(BeamSettings(2), VOCAB, (END,), 9)
     logprobs = [TokenLogprobs(i, -float(i), {}) for i in range(4)]
     best, which = np.array([-1, -2, -3, -4], np.float32), np.array([3, 4, 5, 6], np.int32)
@@ -147,7 +147,7 @@ def test_device_and_host_follow_the_same_texts(
         rows = np.round(rng.normal(size=(prompts * beam, VOCAB)) * 4).astype(np.float32) / 4 - 3
         with device.batch():
             best, which = states.go_on(ct.asarray(rows, device=device), count)
-        found, codes = ct.fetch(best, which).result()
+        best_scores, codes = ct.fetch(best, which).result()
         tokens, parents, scores = (
             s.numpy().reshape(prompts, beam) for s in (states.tokens, states.parents, states.scores)
         )
@@ -160,8 +160,8 @@ def test_device_and_host_follow_the_same_texts(
                 for b, ids in enumerate(before) for token in range(VOCAB)
             }  # fmt: skip
             values = sorted(each.values(), reverse=True)[:count]
-            np.testing.assert_array_equal(found[p][: len(values)], values)
-            search.add(found[p], codes[p])
+            np.testing.assert_array_equal(best_scores[p][: len(values)], values)
+            search.add(best_scores[p], codes[p])
             assert tokens[p].tolist() == [one.token for one in search.running]
             assert (parents[p] - p * beam).tolist() == search.parents
             np.testing.assert_array_equal(scores[p], search.scores)
@@ -170,7 +170,7 @@ def test_device_and_host_follow_the_same_texts(
 
 
 @pytest.mark.devices("cpu", "webgpu")
-def test_what_the_host_says_goes(device: ct.Device) -> None:
+def test_the_device_takes_over_the_hosts_choice(device: ct.Device) -> None:
     states = BeamStates(2, 2, VOCAB, device)
     states.begin([1, 2], [END])
     searches = [Search(BeamSettings(2), VOCAB, (END,), 9) for _ in range(2)]
@@ -183,7 +183,7 @@ def test_what_the_host_says_goes(device: ct.Device) -> None:
 
 
 @pytest.mark.devices("cpu", "webgpu")
-def test_ends_are_written_where_they_are_others(device: ct.Device) -> None:
+def test_end_tokens_are_uploaded_only_when_they_change(device: ct.Device) -> None:
     states, ids, sent = BeamStates(1, 2, 5000, device), frozenset({END}), list[int]()
     for ends in (ids, ids, frozenset({3, 9999})):
         device.synchronize()

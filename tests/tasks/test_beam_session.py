@@ -39,7 +39,7 @@ def check_case(device: ct.Device, case: dict[str, Any]) -> None:
     model, ends = generator(device, case["family"]), frozenset(case["eos"])
     kept, model.config = model.config, replace(model.config, stop_ids=ends)
     try:
-        found = model.generate(case["prompts"], logprobs=0, **case["options"])
+        generations = model.generate(case["prompts"], logprobs=0, **case["options"])
     finally:
         model.config = kept
     wanted = [
@@ -47,7 +47,7 @@ def check_case(device: ct.Device, case: dict[str, Any]) -> None:
         for one in zip(*rows, strict=True)
     ]  # fmt: skip
     n = case["options"].get("n", 1)
-    for i, (one, (text, score, logprobs)) in enumerate(zip(found, wanted, strict=True)):
+    for i, (one, (text, score, logprobs)) in enumerate(zip(generations, wanted, strict=True)):
         ids = text[:-1] if text[-1] in ends else text
         assert one.ids == ids, f"text {i % n} of prompt {i // n}"
         assert one.score == pytest.approx(score, rel=1e-4, abs=1e-4)
@@ -104,8 +104,8 @@ def test_quantised_weights(device: ct.Device, tmp_path: Path) -> None:
     write(FOLDER / "llama", file, "Q4_K", numbers=numbers_of("llama", tie_word_embeddings=True))
     model = load(file, device, "f32", task="generate")
     prompt = [5, 17, 4, 90, 33]
-    found = model.generate(prompt, beam=3, n=3, max_new_tokens=7, ignore_eos=True)
-    assert [one.ids for one in found] == searched(model, prompt, 7, 3)
+    generations = model.generate(prompt, beam=3, n=3, max_new_tokens=7, ignore_eos=True)
+    assert [one.ids for one in generations] == searched(model, prompt, 7, 3)
 
 
 def test_a_cache_in_i8_follows_near_texts() -> None:
@@ -160,11 +160,11 @@ def test_texts_beyond_the_trained_length_are_read_again_by_whole_blocks() -> Non
         for length in (trained - 1, trained, 40):
             prompt = (whole * 2)[:length]
             options: dict[str, Any] = {"beam": 3, "max_new_tokens": trained + 9 - length}
-            found = model.generate([prompt, prompt[::-1]], n=3, ignore_eos=True, **options)
+            generations = model.generate([prompt, prompt[::-1]], n=3, ignore_eos=True, **options)
             wanted = [
                 searched(model, ids, trained + 9 - length, 3) for ids in (prompt, prompt[::-1])
             ]
-            assert [one.ids for one in found] == [ids for each in wanted for ids in each]
+            assert [one.ids for one in generations] == [ids for each in wanted for ids in each]
 
 
 def test_one_beam_is_the_likeliest_token() -> None:
@@ -200,8 +200,8 @@ def test_the_folder_may_say_how_to_sample() -> None:
 
 def test_context_is_the_end() -> None:
     model = host()
-    found = model.generate([[5] * 100, [5, 6]], beam=3, max_new_tokens=100, ignore_eos=True)
-    assert [(len(one.ids), one.finish) for one in found] == [(28, "context")] * 2
+    generations = model.generate([[5] * 100, [5, 6]], beam=3, max_new_tokens=100, ignore_eos=True)
+    assert [(len(one.ids), one.finish) for one in generations] == [(28, "context")] * 2
 
 
 def test_alternatives() -> None:

@@ -56,12 +56,12 @@ def with_tokenizer(name: str, where: Path, **config: Any) -> Path:
 def logits_of(task: Any, rows: list[tuple[list[int], list[int]]]) -> Array:
     """Of each text alone: (ids, types)."""
     device = task.model.device
-    found = []
+    logits = []
     for ids, types in rows:
         inputs = [ct.asarray(np.array([x], np.int32), device=device) for x in (ids, types)]
         length = ct.asarray(np.array([len(ids)], np.int32), device=device)
-        found.append(task(inputs[0], length, inputs[1]).numpy()[0])
-    return np.array(found)
+        logits.append(task(inputs[0], length, inputs[1]).numpy()[0])
+    return np.array(logits)
 
 
 def pair_ids(task: Any, a: str, b: str) -> tuple[list[int], list[int]]:
@@ -119,12 +119,12 @@ def test_unequal_pairs_lie_end_to_end(
     pack(monkeypatch)
     task._capture()
     shapes = shapes_of(task)
-    found = task.predict(pairs, activation="identity")
-    np.testing.assert_allclose(found, wanted, atol=2e-6)
+    scores = task.predict(pairs, activation="identity")
+    np.testing.assert_allclose(scores, wanted, atol=2e-6)
     with ct.ledger() as led:
         again = task.predict([pairs[i] for i in (2, 0, 1, 4, 3, 5)], activation="identity")
     led.expect(uploads=1, submissions=1, downloads=1, compiles=0, plans=0)
-    np.testing.assert_allclose(again, found[[2, 0, 1, 4, 3, 5]], atol=2e-6)
+    np.testing.assert_allclose(again, scores[[2, 0, 1, 4, 3, 5]], atol=2e-6)
     assert shapes == [((48,), (9,), (48,))] * 2
 
 
@@ -147,15 +147,18 @@ def test_tags_of_texts_end_to_end(
 def test_labels_of_texts(tmp_path: Path) -> None:
     folder = with_tokenizer("bert-labels", tmp_path)
     task = load(folder, device="cpu", task="classify")
-    found = task.classify(DOCUMENTS, batch_size=4)
+    classified = task.classify(DOCUMENTS, batch_size=4)
     ids = task.tokenizer.encode(DOCUMENTS)
     shares = np.exp(logits_of(task, [(i, [0] * len(i)) for i in ids]).astype(np.float64))
     shares /= shares.sum(1, keepdims=True)
-    for labels, row in zip(found, shares, strict=True):
+    for labels, row in zip(classified, shares, strict=True):
         assert [label.label for label in labels] == [task.labels[i] for i in np.argsort(-row)]
         np.testing.assert_allclose([label.score for label in labels], np.sort(row)[::-1], atol=1e-5)
     (best,) = task.classify(DOCUMENTS[0], top_k=1)
-    assert (best.label, best.score) == (found[0][0].label, pytest.approx(found[0][0].score))
+    assert (best.label, best.score) == (
+        classified[0][0].label,
+        pytest.approx(classified[0][0].score),
+    )
     assert repr(task) == "Classifier(3 labels, <centella.Device cpu>)"
     several = with_tokenizer(
         "bert-labels", tmp_path / "b", problem_type="multi_label_classification"
@@ -197,8 +200,8 @@ def test_pairs_are_cut_as_transformers_cuts_them(tmp_path: Path, most: int) -> N
     native = tokenizers.Tokenizer.from_str(tokenizer.native.to_str())
     native.enable_truncation(most, strategy="longest_first")
     firsts, seconds = zip(*pairs, strict=True)
-    found = tokenizer.encode_whole(firsts, seconds, most)
-    assert [(e.ids, e.types) for e in found] == [
+    encodings = tokenizer.encode_whole(firsts, seconds, most)
+    assert [(e.ids, e.types) for e in encodings] == [
         (e.ids, e.type_ids) for e in native.encode_batch(pairs)
     ]
 

@@ -69,23 +69,25 @@ def test_states_are_those_that_logits_are_made_of(device: ct.Device, family: str
     decoder = ct.load(DECODERS / family, "cpu", "f32", task="generate").model
     past = decoder.past(2, 37)
     wanted = decoder.norm(decoder.states(ct.asarray(ids, device="cpu"), past)).numpy()
-    made: Any = ct.load(DECODERS / family, device, "f32", task="embed")
-    assert made.config.pooling == "lasttoken"
+    model: Any = ct.load(DECODERS / family, device, "f32", task="embed")
+    assert model.config.pooling == "lasttoken"
     padded = np.concatenate([ids, np.full((2, 11), 5, np.int32)], 1)
     lengths = ct.asarray(np.full(2, 37, np.int32), device=device)
-    got = made(ct.asarray(padded, device=device), lengths).numpy()[:, :37]
+    got = model(ct.asarray(padded, device=device), lengths).numpy()[:, :37]
     np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
     # The second text, its first 20 tokens and the first text end to end, with tokens behind them.
     flat = np.concatenate([ids[1], ids[1, :20], ids[0], [5, 5]]).astype(np.int32)
-    places = np.concatenate([np.arange(37), np.arange(20), np.arange(37), [0, 0]]).astype(np.int32)
+    positions = np.concatenate([np.arange(37), np.arange(20), np.arange(37), [0, 0]]).astype(
+        np.int32
+    )
     offsets = np.array([0, 37, 57, 94, 94], np.int32)
-    states = made.model.end_to_end(
-        *(ct.asarray(x, device=device) for x in (flat, offsets, places))
+    states = model.model.end_to_end(
+        *(ct.asarray(x, device=device) for x in (flat, offsets, positions))
     ).numpy()  # fmt: skip
     for begin, of_text in ((0, wanted[1]), (57, wanted[0])):
         ours = states[begin : begin + 37]
         np.testing.assert_allclose(ours, of_text, atol=1e-4 * np.abs(wanted).max())
-    if not made.model.config.both_ways:
+    if not model.model.config.both_ways:
         np.testing.assert_allclose(states[37:57], wanted[1, :20], atol=1e-4 * np.abs(wanted).max())
 
 
@@ -115,13 +117,13 @@ def test_a_folder_says_what_it_is_for(tmp_path: Path) -> None:
     assert type(ct.load(folder, "cpu")).__name__ == "Generator"
     shutil.copy(FOLDER / "modules.json", folder)
     shutil.copytree(FOLDER / "1_Pooling", folder / "1_Pooling")
-    made: Any = ct.load(folder, "cpu")
-    assert isinstance(made, Embedder) and made.config.normalize
+    model: Any = ct.load(folder, "cpu")
+    assert isinstance(model, Embedder) and model.config.normalize
     assert ct.load(folder, "cpu", task="generate").generate([3, 4], max_new_tokens=1)
     with pytest.raises(ct.WeightsError, match=r"missing: lm_head\.weight"):
         ct.load(FOLDER, "cpu", task="generate")
     with pytest.raises(ct.ShapeError, match=r"expected ids \[batch, up to 128\], got \[1, 129\]"):
-        made(ct.zeros((1, 129), "i32", "cpu"), ct.zeros((1,), "i32", "cpu"))
+        model(ct.zeros((1, 129), "i32", "cpu"), ct.zeros((1,), "i32", "cpu"))
 
 
 def test_a_decoder_that_embeds_beside_transformers() -> None:

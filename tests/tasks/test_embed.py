@@ -48,8 +48,8 @@ def on_cpu() -> Embedder:
 
 
 def cosines(a: Array, b: Array) -> Array:
-    found: Array = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-    return found
+    values: Array = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    return values
 
 
 # -- real weights ---------------------------------------------------------------------------------
@@ -364,12 +364,12 @@ def test_unequal_texts_lie_end_to_end(
     monkeypatch.setattr(batches, "SLOW", ())
     monkeypatch.setattr(batches, "SAVED", 16)
     embedder._forward = None
-    found = embedder.encode(texts)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    vectors = embedder.encode(texts)
+    np.testing.assert_allclose(vectors, wanted, atol=1e-6)
     with ct.ledger() as led:
         again = embedder.encode([texts[i] for i in (2, 0, 1, 4, 3)])
     led.expect(uploads=1, submissions=1, downloads=1, compiles=0, plans=0)
-    np.testing.assert_array_equal(again, found[[2, 0, 1, 4, 3]])
+    np.testing.assert_array_equal(again, vectors[[2, 0, 1, 4, 3]])
     forward = embedder._forward
     assert forward is not None
     if pooling == "max":
@@ -563,9 +563,9 @@ def test_texts_that_are_cut_are_reported(
 ) -> None:
     most = on_cpu.config.max_length
     texts = ["a " * (most + 30), "short", "a " * (most - 2), "a " * (most - 1)]
-    found = on_cpu.embed(texts, batch_size=2)
-    assert found.cut == (Cut(0, most + 32, most), Cut(3, most + 1, most))
-    np.testing.assert_array_equal(found.dense, on_cpu.encode(texts, batch_size=2))
+    outputs = on_cpu.embed(texts, batch_size=2)
+    assert outputs.cut == (Cut(0, most + 32, most), Cut(3, most + 1, most))
+    np.testing.assert_array_equal(outputs.dense, on_cpu.encode(texts, batch_size=2))
     assert on_cpu.embed("short").dense.shape == (1, on_cpu.dim)
     assert on_cpu.embed(texts, prompt="a ").cut == (
         Cut(0, most + 33, most), Cut(2, most + 1, most), Cut(3, most + 2, most)
@@ -618,9 +618,9 @@ def test_a_long_text_is_the_mean_of_its_pieces(on_cpu: Embedder) -> None:
     vectors = on_cpu.encode([p.text for p in pieces])
     mean = np.average(vectors, 0, [p.tokens for p in pieces])
     expected = mean / np.linalg.norm(mean)
-    found = on_cpu.encode(["a storm", LONG, "b"], chunk=30, overlap=5)
-    np.testing.assert_allclose(found[1], expected, atol=1e-6)
-    np.testing.assert_allclose(found[[0, 2]], on_cpu.encode(["a storm", "b"]), atol=1e-6)
+    embeddings = on_cpu.encode(["a storm", LONG, "b"], chunk=30, overlap=5)
+    np.testing.assert_allclose(embeddings[1], expected, atol=1e-6)
+    np.testing.assert_allclose(embeddings[[0, 2]], on_cpu.encode(["a storm", "b"]), atol=1e-6)
     np.testing.assert_array_equal(on_cpu.encode("a storm", chunk=30), on_cpu.encode("a storm"))
     plain = on_cpu.encode(LONG, chunk=30, overlap=5, normalize=False)
     apart = on_cpu.encode([p.text for p in pieces], normalize=False)

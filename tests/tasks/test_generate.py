@@ -43,9 +43,11 @@ def host() -> Generator:
 @pytest.mark.parametrize("name", NAMES)
 def test_forty_greedy_tokens(device: ct.Device, name: str) -> None:
     stored = np.load(FOLDER / name / "expected.npz")
-    made = generator(device, name).generate(stored["ids"][0], max_new_tokens=40, ignore_eos=True)
-    assert made.ids == stored["greedy"].tolist()
-    assert (made.finish, made.prompt_tokens) == ("length", 37)
+    generation = generator(device, name).generate(
+        stored["ids"][0], max_new_tokens=40, ignore_eos=True
+    )
+    assert generation.ids == stored["greedy"].tolist()
+    assert (generation.finish, generation.prompt_tokens) == ("length", 37)
 
 
 DRAWN = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
@@ -192,8 +194,8 @@ def test_an_abandoned_stream_leaves_the_next_one_alone() -> None:
 
 def test_context_is_the_end() -> None:
     model = host()
-    made = model.generate([5] * 100, max_new_tokens=100, ignore_eos=True)
-    assert (len(made.ids), made.finish) == (28, "context")
+    generation = model.generate([5] * 100, max_new_tokens=100, ignore_eos=True)
+    assert (len(generation.ids), generation.finish) == (28, "context")
     dynamic = generator(ct.device("cpu"), "llama-dynamic")
     with pytest.raises(ShapeError, match="the context of the model, got 200; beyond it rope_type"):
         dynamic.generate([5] * 200)
@@ -203,9 +205,9 @@ def test_context_is_the_end() -> None:
 
 def test_several_continuations() -> None:
     model = host()
-    made = model.generate(TEXT, n=3, temperature=1.2, seed=2, max_new_tokens=6)
-    assert len({tuple(g.ids) for g in made}) == 3
-    assert made[1] == model.generate(TEXT, temperature=1.2, seed=3, max_new_tokens=6)
+    generations = model.generate(TEXT, n=3, temperature=1.2, seed=2, max_new_tokens=6)
+    assert len({tuple(g.ids) for g in generations}) == 3
+    assert generations[1] == model.generate(TEXT, temperature=1.2, seed=3, max_new_tokens=6)
 
 
 @pytest.mark.parametrize(
@@ -274,8 +276,8 @@ def folder_with(path: Path, **files: Any) -> Path:
 
 def test_without_a_tokenizer_ids_are_enough(tmp_path: Path) -> None:
     model = load(folder_with(tmp_path, tokenizer=None), "cpu")
-    made = model.generate([5, 6], max_new_tokens=4, ignore_eos=True)
-    assert (len(made.ids), made.text) == (4, None)
+    generation = model.generate([5, 6], max_new_tokens=4, ignore_eos=True)
+    assert (len(generation.ids), generation.text) == (4, None)
     with pytest.raises(WeightsError, match=r"tokenizer\.json: expected a tokenizer.*give ids"):
         model.generate("x")
 
@@ -381,18 +383,18 @@ def test_template_of_a_file_of_its_own(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, tokenizer_config={"bos_token": {"content": "<s>"}})
     assert ChatTemplate.from_folder(folder) is None
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content | tojson }}")
-    found = ChatTemplate.from_folder(folder)
-    assert found is not None
-    assert found.render(MESSAGES) == '<s>"hi"'
+    template = ChatTemplate.from_folder(folder)
+    assert template is not None
+    assert template.render(MESSAGES) == '<s>"hi"'
 
 
 def test_templates_by_name(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b{{ tools }}"}]
-    found = ChatTemplate.from_folder(
+    template = ChatTemplate.from_folder(
         folder_with(tmp_path, tokenizer_config={"chat_template": named})
     )
-    assert found is not None
-    assert (found.render(MESSAGES), found.render(MESSAGES, tools=[1])) == ("a", "b[1]")
+    assert template is not None
+    assert (template.render(MESSAGES), template.render(MESSAGES, tools=[1])) == ("a", "b[1]")
 
 
 def test_logits_that_are_nan_are_an_error_with_the_layer(tmp_path: Path) -> None:
@@ -412,29 +414,29 @@ def test_logits_that_are_nan_are_an_error_with_the_layer(tmp_path: Path) -> None
 def test_where_nan_comes_from(dtype: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in chunks, with keys and values in the storage of the session; advice where it helps."""
     monkeypatch.setattr(session, "CHUNK", 5)
-    made = load(FOLDER / "qwen3", "cpu", dtype, task="generate")
-    out, past, asked = made.model.layers[2].self_attn.o_proj, made.model.past, list[Any]()
+    model = load(FOLDER / "qwen3", "cpu", dtype, task="generate")
+    out, past, asked = model.model.layers[2].self_attn.o_proj, model.model.past, list[Any]()
     out.weight = out.weight * float("nan")
 
     def spied(*args: Any, **options: Any) -> Any:
         asked.append(options["dtype"])
         return past(*args, **options)
 
-    monkeypatch.setattr(made.model, "past", spied)
+    monkeypatch.setattr(model.model, "past", spied)
     for cache in (None, "i8"):
         with pytest.raises(ct.ContractError, match=f"in the result of layer 2{advice}"):
-            made.generate([*range(5, 18)], max_new_tokens=2, cache=cache)
+            model.generate([*range(5, 18)], max_new_tokens=2, cache=cache)
     assert asked == [None, None, ct.i8, ct.i8]  # of the session, then to find the layer
 
 
 def test_no_memory_to_find_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = host()
+    model = host()
 
     def full(*args: Any, **options: Any) -> Any:
         raise ct.OutOfMemoryError("full")
 
-    monkeypatch.setattr(made.model, "past", full)
-    error = session.nan_error("", made.model, [3, 4], None)
+    monkeypatch.setattr(model.model, "past", full)
+    error = session.nan_error("", model.model, [3, 4], None)
     assert "no memory to find the layer" in str(error)
 
 

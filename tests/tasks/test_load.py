@@ -136,8 +136,8 @@ def with_old_names(tensors: TENSORS) -> TENSORS:
 
 @pytest.mark.parametrize("edit", [with_prefix, with_old_names])
 def test_names_of_other_checkpoints(tmp_path: Path, edit: Callable[[TENSORS], TENSORS]) -> None:
-    found = vector(copy_of("tiny-bert", tmp_path, edit))
-    np.testing.assert_array_equal(found, vector(DATA / "tiny-bert"))
+    embedding = vector(copy_of("tiny-bert", tmp_path, edit))
+    np.testing.assert_array_equal(embedding, vector(DATA / "tiny-bert"))
 
 
 def test_shards(folder: Path) -> None:
@@ -145,12 +145,12 @@ def test_shards(folder: Path) -> None:
     tensors = numpy.load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for i, part in enumerate((names[::2], names[1::2])):
         numpy.save_file({n: tensors[n] for n in part}, folder / f"{i}.safetensors")
-        places |= dict.fromkeys(part, f"{i}.safetensors")
+        weight_map |= dict.fromkeys(part, f"{i}.safetensors")
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": places}))
+    index.write_text(json.dumps({"weight_map": weight_map}))
     np.testing.assert_array_equal(vector(folder), vector(DATA / "tiny-bert"))
 
 

@@ -22,15 +22,15 @@ def log_softmax(logits: Any) -> Any:
 
 
 @pytest.mark.devices(*EVERY)
-def test_they_are_those_of_transformers(device: ct.Device) -> None:
+def test_values_equal_transformers(device: ct.Device) -> None:
     stored = np.load(FOLDER / "qwen3" / "expected.npz")
     ends = [1, 2, 9, 30, 37]
     prompts = [stored["ids"][0][:end].tolist() for end in ends]
     options: dict[str, Any] = {"max_new_tokens": 1, "ignore_eos": True, "logprobs": 20}
     random = {**options, "temperature": 2.0, "repetition_penalty": 1.5, "seed": 3, "top_k": 9}
     for each in (options, random):
-        made = generator(device).generate(prompts, **each)
-        for one, row in zip(made, log_softmax(stored["logits"][0])[np.array(ends) - 1],
+        generations = generator(device).generate(prompts, **each)
+        for one, row in zip(generations, log_softmax(stored["logits"][0])[np.array(ends) - 1],
                             strict=True):  # fmt: skip
             (token,) = one.logprobs or []
             assert token.id == one.ids[0]
@@ -51,17 +51,17 @@ def test_large_vocabularies(device: ct.Device, vocab: int) -> None:
     chosen = np.array([5, vocab - 1, 0], np.int32)
     k = min(20, vocab)
     logits, tokens = (ct.asarray(array, device=device) for array in (x, chosen))
-    found = Scores(3, vocab, device)(logits, tokens, 20).numpy()
+    scores = Scores(3, vocab, device)(logits, tokens, 20).numpy()
     expected, order = log_softmax(x), np.argsort(-x, kind="stable")[:, :k]
-    assert found[:, 0].tolist() == chosen.tolist()
-    assert found[:, 2 : 2 + k].tolist() == order.tolist()
+    assert scores[:, 0].tolist() == chosen.tolist()
+    assert scores[:, 2 : 2 + k].tolist() == order.tolist()
     rows = np.arange(3)[:, None]
-    np.testing.assert_allclose(found[:, 1], expected[rows[:, 0], chosen], rtol=2e-6, atol=2e-6)
-    np.testing.assert_allclose(found[:, 2 + k :], expected[rows, order], rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(scores[:, 1], expected[rows[:, 0], chosen], rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(scores[:, 2 + k :], expected[rows, order], rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.devices(*EVERY)
-def test_they_come_with_the_token(device: ct.Device) -> None:
+def test_logprobs_come_down_with_the_token(device: ct.Device) -> None:
     model, k = generator(device), 4
     options: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True, "logprobs": k}
     model.generate(TEXT, temperature=0.5, seed=1, **options)

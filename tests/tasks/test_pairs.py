@@ -57,8 +57,8 @@ def test_ids_and_types_are_the_librarys(layout: str, side: Any) -> None:
         some = [" ".join(random.choices(WORDS, k=random.randrange(9))) for _ in range(60)]
         firsts, seconds = some[:20] * 2, some[20:]
         expected = tokenizer.encode_whole(firsts, seconds, most)
-        found = listed(pairs.pairs(firsts, seconds, most))
-        assert found == [(e.ids, e.types) for e in expected]
+        encoded = listed(pairs.pairs(firsts, seconds, most))
+        assert encoded == [(e.ids, e.types) for e in expected]
         alone = tokenizer.encode_whole(some, None, most)
         assert listed(pairs.alone(some, most)) == [(e.ids, e.types) for e in alone]
     assert listed(pairs.pairs([], [], 9)) == []

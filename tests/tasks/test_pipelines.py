@@ -46,14 +46,14 @@ def test_vectors_of_a_pipeline(device: ct.Device, tmp_path: Path, name: str) -> 
 
 def test_prompts_of_a_pipeline(device: ct.Device, tmp_path: Path) -> None:
     model = ct.load(folder_of("prompts", tmp_path), device, task="embed")
-    found = {
+    by_prompt = {
         "query": model.encode_query(TEXTS),
         "document": model.encode_document(TEXTS),
         "prompt": model.encode(TEXTS, prompt="note: "),
     }
-    for name, vectors in found.items():
+    for name, vectors in by_prompt.items():
         np.testing.assert_allclose(vectors, EXPECTED[f"prompts.{name}"], rtol=0, atol=1e-5)
-    assert np.abs(found["query"] - found["document"]).max() > 0.01
+    assert np.abs(by_prompt["query"] - by_prompt["document"]).max() > 0.01
 
 
 def test_vectors_in_fewer_bits(device: ct.Device, tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ def exact(mode: str, states: Array) -> Array:
     """Of one text's states [tokens, hidden], in float64."""
     x = states.astype(np.float64)
     at = np.arange(1, len(x) + 1)[:, None]
-    found: dict[str, Array] = {
+    pooled: dict[str, Array] = {
         "cls": x[0], "max": x.max(0), "mean": x.mean(0), "lasttoken": x[-1],
         "mean_sqrt_len": x.sum(0) / np.sqrt(len(x)), "weightedmean": (x * at).sum(0) / at.sum(),
     }  # fmt: skip
-    return found[mode]
+    return pooled[mode]
 
 
 @pytest.mark.first("pooling", "simulator")

@@ -29,8 +29,8 @@ def ranker(device: ct.Device) -> Classifier:
 
 def shares() -> np.ndarray:
     logits = np.load(FOLDER / "expected.npz")["logits"]
-    found: np.ndarray = 1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))
-    return found
+    probabilities: np.ndarray = 1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))
+    return probabilities
 
 
 @pytest.mark.devices(*EVERY)

@@ -73,10 +73,10 @@ def test_what_is_live_does_not_wait_for_a_window() -> None:
     assert first.frames == WINDOW
 
 
-def test_an_empty_region_ends_those_that_are_joined() -> None:
+def test_an_empty_region_ends_a_joined_one() -> None:
     given = iter([(0, 1), (2, 2), (2, 3), (6, 6), (7, 8)])
-    found = joined(given, 5)
-    assert next(found) == (0, 3)
+    regions = joined(given, 5)
+    assert next(regions) == (0, 3)
     assert list(given) == [(7, 8)]
 
 

@@ -49,7 +49,7 @@ def chats(count: int, longest: int, most: int, seed: int = 0) -> Asked:
     """Prompts of random lengths, a third of which begin alike; greedy, sampled, with penalties."""
     rng = np.random.default_rng(seed)
     common = rng.integers(3, 200, longest).tolist()
-    made: Asked = []
+    requests: Asked = []
     for i in range(count):
         ids = rng.integers(3, 200, rng.integers(1, longest)).tolist()
         if i % 3 == 0:
@@ -59,8 +59,8 @@ def chats(count: int, longest: int, most: int, seed: int = 0) -> Asked:
             options |= {"temperature": 1.0, "seed": i, "top_k": 30, "top_p": 0.95}
         if i % 4 == 3:
             options |= {"repetition_penalty": 1.2, "presence_penalty": 0.1}
-        made.append((ids, options))
-    return made
+        requests.append((ids, options))
+    return requests
 
 
 def alone(model: ct.Generator, asked: Asked) -> list[ct.Generation]:
@@ -129,9 +129,9 @@ def chats_in_flat_memory(model: ct.Generator, count: int) -> None:
     scheduler = ct.Scheduler(model, max_batch=8, tokens=CONTEXT, background=False)
     device = model.model.device
     got = run(scheduler, asked)
-    held = device.pool.held  # all sizes of steps are captured
+    pool_bytes = device.pool.held  # all sizes of steps are captured
     assert run(scheduler, asked) == got
-    assert device.pool.held <= held * 1.02
+    assert device.pool.held <= pool_bytes * 1.02
     assert got == alone(model, asked)
     assert scheduler.preemptions > 5
     assert free(scheduler) == CONTEXT // BLOCK
@@ -216,7 +216,11 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_others(host: ct.Generat
     good: Asked = [(list(range(3, 76)), {"max_new_tokens": 30, "ignore_eos": True}),
             ([8, 9], {"max_new_tokens": 30, "ignore_eos": True})]  # fmt: skip
     wanted = alone(model, good)
-    said = {token for (ids, _), made in zip(good, wanted, strict=True) for token in ids + made.ids}
+    said = {
+        token
+        for (ids, _), generation in zip(good, wanted, strict=True)
+        for token in ids + generation.ids
+    }
     never = next(token for token in range(100, 300) if token not in said)
     table = model.model.embed_tokens.weight.numpy().copy()
     assert not model.model.config.tie_word_embeddings
@@ -610,12 +614,12 @@ def test_a_pass_that_fails_ends_what_was_in_it(
 def test_lookup_of_a_text_that_repeats_itself(host: ct.Generator) -> None:
     text, given = "one two " * 12, {"max_new_tokens": 12, "ignore_eos": True}
     scheduler = ct.Scheduler(host, background=False)
-    made = scheduler.submit(text, draft="lookup", **given).result()  # type: ignore[call-overload]
+    generation = scheduler.submit(text, draft="lookup", **given).result()  # type: ignore[call-overload]
     wanted = host.generate(text, draft="lookup", **given)  # type: ignore[call-overload]
-    assert (made.ids, made.guessed, made.accepted) == (
+    assert (generation.ids, generation.guessed, generation.accepted) == (
         wanted.ids, wanted.guessed, wanted.accepted
     )  # fmt: skip
-    assert made.accepted > 0 and scheduler.steps < 12
+    assert generation.accepted > 0 and scheduler.steps < 12
 
 
 def test_what_is_not_guessed(host: ct.Generator) -> None:
@@ -624,13 +628,13 @@ def test_what_is_not_guessed(host: ct.Generator) -> None:
         scheduler.submit([5], draft=host)  # type: ignore[call-overload]
     for options in ({"logprobs": 1}, {"presence_penalty": 0.5}):
         given: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, **options}
-        made = scheduler.submit([5, 6, 7] * 9, draft="lookup", **given).result()
-        assert made.guessed == 0
-        assert made.ids == host.generate([5, 6, 7] * 9, **given).ids
+        generation = scheduler.submit([5, 6, 7] * 9, draft="lookup", **given).result()
+        assert generation.guessed == 0
+        assert generation.ids == host.generate([5, 6, 7] * 9, **given).ids
     long = [5, 6, 7] * (CONTEXT // 3 - 6)
-    made = scheduler.submit(long, max_new_tokens=99, ignore_eos=True, draft="lookup").result()
-    assert made.ids == host.generate(long, max_new_tokens=99, ignore_eos=True).ids
-    assert made.finish == "context"
+    generation = scheduler.submit(long, max_new_tokens=99, ignore_eos=True, draft="lookup").result()
+    assert generation.ids == host.generate(long, max_new_tokens=99, ignore_eos=True).ids
+    assert generation.finish == "context"
 
 
 @pytest.mark.devices(*EVERY)
@@ -673,13 +677,13 @@ def test_requests_across_the_trained_length(device: ct.Device, draft: Any) -> No
     ]  # fmt: skip
     with ct.Scheduler(model, max_batch=5, tokens=448, background=False) as scheduler:
         assert scheduler.context == 128  # all positions, and not those that were trained
-        made = run(scheduler, [(ids, {**options, "draft": draft}) for ids, options in asked])
+        generations = run(scheduler, [(ids, {**options, "draft": draft}) for ids, options in asked])
         several = scheduler.submit(short, n=3, max_new_tokens=40, ignore_eos=True, draft=draft)
         assert [r.result().ids for r in several] == [stored["across"].tolist()] * 3
         again = scheduler.submit(long * 2, max_new_tokens=3, ignore_eos=True)
         whole = again.result().ids
-    assert [m.ids for m in made] == [m.ids for m in alone(model, asked)]
-    assert made[2].ids == stored["across"].tolist()
+    assert [m.ids for m in generations] == [m.ids for m in alone(model, asked)]
+    assert generations[2].ids == stored["across"].tolist()
     assert whole == model.generate(long * 2, max_new_tokens=3, ignore_eos=True).ids
 
 
@@ -694,8 +698,8 @@ def test_blocks_are_shared_among_texts_of_the_same_frequencies() -> None:
     with ct.Scheduler(model, background=False) as scheduler:
         for length, reused in ((100, 0), (66, 0), (69, 64), (80, 64), (65, 64)):
             before = scheduler.reused_tokens
-            made = scheduler.submit(prompt[:length], **options).result()
-            assert made.ids == model.generate(prompt[:length], **options).ids
+            generation = scheduler.submit(prompt[:length], **options).result()
+            assert generation.ids == model.generate(prompt[:length], **options).ids
             assert scheduler.reused_tokens - before >= reused
             if length == 66:
                 assert scheduler.reused_tokens == before

@@ -36,7 +36,7 @@ def test_the_nearest_rows(
     vectors[n // 2] = vectors[0]
     asked = np.concatenate([vectors[:1], RNG.standard_normal((queries, dim))[1:]], 0)
     index = ct.Index(vectors, device=device, dtype=dtype)
-    found = index.search(asked.astype(np.float32), k)
+    nearest = index.search(asked.astype(np.float32), k)
     if dtype is not None:
         vectors, asked = (
             ct.asarray(x, "f32", device="cpu").astype(dtype).astype("f32").numpy()
@@ -44,14 +44,14 @@ def test_the_nearest_rows(
         )
     scores = asked.astype(np.float32).astype(np.float64) @ vectors.T.astype(np.float64)
     best = -np.sort(-scores, axis=1)[:, :k]
-    assert found.rows.dtype == np.int64 and found.rows.shape == best.shape
-    assert all(len(set(rows)) == len(rows) for rows in found.rows.tolist())
-    np.testing.assert_allclose(found.scores, best, rtol=1e-5, atol=1e-5)
+    assert nearest.rows.dtype == np.int64 and nearest.rows.shape == best.shape
+    assert all(len(set(rows)) == len(rows) for rows in nearest.rows.tolist())
+    np.testing.assert_allclose(nearest.scores, best, rtol=1e-5, atol=1e-5)
     # Neighbours whose scores differ by a rounding may change places.
-    named = np.take_along_axis(scores, found.rows, 1)
+    named = np.take_along_axis(scores, nearest.rows, 1)
     np.testing.assert_allclose(named, best, rtol=1e-5, atol=1e-5)
     if n > 5:
-        assert set(found.rows[0, :2].tolist()) == {0, n // 2}
+        assert set(nearest.rows[0, :2].tolist()) == {0, n // 2}
 
 
 def test_a_search_moves_the_queries_and_what_it_finds() -> None:
@@ -138,8 +138,8 @@ def test_what_is_refused() -> None:
 
 def test_scores_beyond_f32_are_infinite() -> None:
     index = ct.Index([[3e38, 3e38], [1.0, 0.0]], device="cpu")
-    found = index.search([3e38, 3e38])
-    assert (found.rows.tolist(), found.scores[0, 0]) == ([[0, 1]], np.inf)
+    nearest = index.search([3e38, 3e38])
+    assert (nearest.rows.tolist(), nearest.scores[0, 0]) == ([[0, 1]], np.inf)
 
 
 @pytest.mark.devices("cpu", "webgpu", "cuda")

@@ -75,8 +75,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def outcomes(*requests: Awaitable[Array]) -> list[Any]:
     """Numbers of vectors of one element, and exceptions."""
-    found = await asyncio.gather(*requests, return_exceptions=True)
-    return [x if isinstance(x, BaseException) else float(x[0]) for x in found]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    return [x if isinstance(x, BaseException) else float(x[0]) for x in results]
 
 
 def words(count: int) -> list[str]:
@@ -103,19 +103,21 @@ async def test_a_bad_text_fails_its_own_request_alone() -> None:
     texts = ["one storm", "bad \ud800", "two storms", "a river", "worse \udfff"]
     good, bad = [0, 2, 3], [1, 4]
     async with Batcher(model, max_wait=1.0, batch_size=5) as batcher:
-        found: list[Any] = await asyncio.gather(*map(batcher.encode, texts), return_exceptions=True)
+        results: list[Any] = await asyncio.gather(
+            *map(batcher.encode, texts), return_exceptions=True
+        )
     np.testing.assert_allclose(
-        [found[i] for i in good], model.encode([texts[i] for i in good]), atol=1e-6
+        [results[i] for i in good], model.encode([texts[i] for i in good]), atol=1e-6
     )
     for i in bad:
         with pytest.raises((ct.CentellaError, UnicodeError), match="surrogate") as alone:
             model.encode([texts[i]])
-        assert type(found[i]) is alone.type and str(found[i]) == str(alone.value)
+        assert type(results[i]) is alone.type and str(results[i]) == str(alone.value)
 
 
 @pytest.mark.devices("cpu")
 @in_loop
-async def test_it_counts_where_it_was_constructed(device: ct.Device) -> None:
+async def test_a_batcher_counts_in_the_ledger_of_its_construction(device: ct.Device) -> None:
     model = ct.load(DATA / "tiny-bert", device=device)
     with ct.ledger() as led:
         batcher = Batcher(model, max_wait=1.0, batch_size=2)
@@ -182,9 +184,9 @@ async def test_what_fails_together_is_tried_in_halves(
 ) -> None:
     model = Lengths(fail)
     async with batcher_of(model, batch_size=8, max_wait=1000.0) as batcher:
-        found = await outcomes(*map(batcher.encode, words(8)))
-    assert {n for n, x in enumerate(found, 1) if isinstance(x, ct.CentellaError)} == bad
-    assert [x for x in found if isinstance(x, float)] == [n for n in range(1, 9) if n not in bad]
+        results = await outcomes(*map(batcher.encode, words(8)))
+    assert {n for n, x in enumerate(results, 1) if isinstance(x, ct.CentellaError)} == bad
+    assert [x for x in results if isinstance(x, float)] == [n for n in range(1, 9) if n not in bad]
     done = [text for call in model.calls if not fail(call) for text in call]
     assert sorted(done) == [t for t in words(8) if len(t) not in bad]  # each once
 
@@ -193,8 +195,8 @@ async def test_what_fails_together_is_tried_in_halves(
 async def test_a_lost_device_fails_the_batch_in_one_call() -> None:
     model = Lengths(lambda texts: ct.DeviceLostError("gone"))
     async with batcher_of(model, batch_size=4, max_wait=1000.0) as batcher:
-        found = await outcomes(*map(batcher.encode, words(4)))
-    assert [type(x) for x in found] == [ct.DeviceLostError] * 4
+        results = await outcomes(*map(batcher.encode, words(4)))
+    assert [type(x) for x in results] == [ct.DeviceLostError] * 4
     assert len(model.calls) == 1
 
 
@@ -208,7 +210,7 @@ async def test_a_lost_device_fails_the_batch_in_one_call() -> None:
         ({"max_wait": float("nan")}, "Batcher: max_wait: expected seconds, 0 or more, got nan"),
     ],
 )
-def test_what_it_refuses(options: dict[str, Any], text: str) -> None:
+def test_options_of_a_batcher_that_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ct.ShapeError, match=text):
         batcher_of(Lengths(), **options)
     with pytest.raises(ct.DTypeError, match="Batcher: max_wait: expected seconds, got str"):
@@ -241,9 +243,9 @@ async def test_a_cancelled_request_disturbs_no_other() -> None:
             task.cancel()
         await asyncio.sleep(0)
         model.go.set()
-        found = await outcomes(*running, *waiting)
-    assert [type(found[i]) for i in (0, 4)] == [asyncio.CancelledError] * 2
-    assert [x for x in found if isinstance(x, float)] == [2, 3, 10, 12, 13]
+        results = await outcomes(*running, *waiting)
+    assert [type(results[i]) for i in (0, 4)] == [asyncio.CancelledError] * 2
+    assert [x for x in results if isinstance(x, float)] == [2, 3, 10, 12, 13]
     assert "x" * 11 not in [text for call in model.calls for text in call]
 
 
@@ -284,9 +286,9 @@ async def test_closing_without_draining() -> None:
     assert not closing.done()  # two are with the model
     model.go.set()
     await closing
-    found = await outcomes(*tasks)
-    assert found[:2] == [1, 2]
-    assert all(isinstance(x, ct.ContractError) and "closed" in str(x) for x in found[2:])
+    results = await outcomes(*tasks)
+    assert results[:2] == [1, 2]
+    assert all(isinstance(x, ct.ContractError) and "closed" in str(x) for x in results[2:])
     assert model.calls == [words(2)]
 
 
@@ -359,7 +361,7 @@ def test_what_embeds_no_texts_is_refused() -> None:
             Batcher(model)  # type: ignore[arg-type]
 
 
-def test_it_loads_with_its_first_use() -> None:
+def test_the_model_is_loaded_with_the_first_use() -> None:
     code = (
         "import sys, centella as ct; before = 'asyncio' in sys.modules; ct.serving.Batcher; "
         "print(before, 'asyncio' in sys.modules)"

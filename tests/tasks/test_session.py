@@ -136,8 +136,8 @@ def test_tokens_across_the_trained_length(device: ct.Device, options: dict[str, 
     if options.get("draft") == "itself":
         options = {"draft": model}
     for most in (40, 1, 8, 9, 10, 17):
-        made = model.generate(prompt, max_new_tokens=most, ignore_eos=True, **options)
-        assert made.ids == tokens[:most]
+        generation = model.generate(prompt, max_new_tokens=most, ignore_eos=True, **options)
+        assert generation.ids == tokens[:most]
     more = model.generate([*prompt, *tokens[:5]], max_new_tokens=35, ignore_eos=True, **options)
     assert more.ids == tokens[5:]
 
@@ -150,9 +150,9 @@ def test_rows_turn_by_their_own_lengths() -> None:
     for sampling in ({}, drawn):
         options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, **sampling}
         several = model.generate(rows, n=2, seed=7, **options)
-        for number, made in enumerate(several):
+        for number, generation in enumerate(several):
             row = rows[number // 2]
-            assert made.ids == model.generate(row, seed=7 + number, **options).ids
+            assert generation.ids == model.generate(row, seed=7 + number, **options).ids
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -44,15 +44,15 @@ def two(*devices: Any) -> Embedder:
     return ct.load(TINY, devices=devices or (cpu(), cpu()), task="embed")
 
 
-def fail(place: Any, error: Exception) -> list[int]:
-    """Make a device fail; the sizes of batches that it got."""
+def fail(replica: Any, error: Exception) -> list[int]:
+    """Make a replica fail; the sizes of batches that it got."""
     sizes: list[int] = []
 
     def failing(batch: Batch, *_: Any) -> Any:
         sizes.append(len(batch.rows))
         raise error
 
-    vars(place)["_submit"] = failing
+    vars(replica)["_submit"] = failing
     return sizes
 
 
@@ -62,15 +62,15 @@ def met(model: Any, error: BaseException | None = None, after: int = 0) -> list[
     Args:
         error: what the last device fails with, from a batch on.
     """
-    places = (model, *model.replicas)
+    replicas = (model, *model.replicas)
     go_on = threading.Event()
-    ran: list[list[int]] = [[] for _ in places]
+    ran: list[list[int]] = [[] for _ in replicas]
 
-    def watch(place: Any, sizes: list[int], error: BaseException | None) -> None:
-        submit = place._submit
+    def watch(replica: Any, sizes: list[int], error: BaseException | None) -> None:
+        submit = replica._submit
 
         def submitted(batch: Batch, *rest: Any) -> Any:
-            if place is places[0]:
+            if replica is replicas[0]:
                 assert go_on.wait(30)
             elif error is None or len(sizes) >= after:
                 go_on.set()
@@ -79,10 +79,10 @@ def met(model: Any, error: BaseException | None = None, after: int = 0) -> list[
             sizes.append(len(batch.rows))
             return submit(batch, *rest)
 
-        vars(place)["_submit"] = submitted
+        vars(replica)["_submit"] = submitted
 
-    for place, sizes in zip(places, ran, strict=True):
-        watch(place, sizes, error if place is places[-1] else None)
+    for each, sizes in zip(replicas, ran, strict=True):
+        watch(each, sizes, error if each is replicas[-1] else None)
     return ran
 
 
@@ -214,8 +214,8 @@ def test_a_device_that_fails_is_not_warmed(caplog: pytest.LogCaptureFixture) -> 
     for lost in (0, 1):
         caplog.clear()
         model = two()
-        places = (model, *model.replicas)
-        places[lost].model.device.close()
+        replicas = (model, *model.replicas)
+        replicas[lost].model.device.close()
         for _ in range(2):
             model.warm()
         names = ("cpu", "cpu (1)")
@@ -226,7 +226,7 @@ def test_a_device_that_fails_is_not_warmed(caplog: pytest.LogCaptureFixture) -> 
         with ct.ledger() as led:
             model.encode("warm")
         assert (led.compiles, led.submissions) == (0, 1)
-    tries = [fail(each, ct.OutOfMemoryError("full")) for each in places]
+    tries = [fail(each, ct.OutOfMemoryError("full")) for each in replicas]
     with pytest.raises(DeviceError, match=r"every device failed: cpu \(1\): .*; cpu: full"):
         model.warm()
     assert [len(sizes) for sizes in tries] == [1, 0]

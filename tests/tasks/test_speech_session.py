@@ -211,8 +211,8 @@ def test_windows_heard_one_by_one_are_those_heard_together(device: ct.Device, na
     led.expect(submissions=1, compiles=0, allocations=0)
     assert session._listen.signatures == 2
     again = [plane.numpy() for pair in session.memory() for plane in pair]
-    places, heads = model.config.max_source_positions, model.config.decoder_attention_heads
-    assert {plane.shape[:3] for plane in again} == {(3, heads, places)}
+    positions, heads = model.config.max_source_positions, model.config.decoder_attention_heads
+    assert {plane.shape[:3] for plane in again} == {(3, heads, positions)}
     for a, b in zip(kept, again, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
     session.start([begin] * 3, 0, timed=True)

@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
 
 
 @pytest.mark.devices(*EVERY)
-def test_the_same_in_a_coroutine(device: ct.Device) -> None:
+def test_coroutines_get_what_threads_get(device: ct.Device) -> None:
     model = generator(device)
     whole = model.generate(TEXT, logprobs=1, **OPTIONS)
 
@@ -44,11 +44,11 @@ def test_tasks_share_a_generator() -> None:
     alone = [host().generate(prompt, temperature=1.0, seed=7, **OPTIONS) for prompt in prompts]
 
     async def main() -> list[ct.Generation]:
-        made: list[ct.Generation] = await asyncio.gather(
+        generations: list[ct.Generation] = await asyncio.gather(
             *(model.generate_async(p, temperature=1.0, seed=7, **OPTIONS) for p in prompts[:3]),
             *(model.stream(p, temperature=1.0, seed=7, **OPTIONS) for p in prompts[3:]),
         )
-        return made
+        return generations
 
     with ct.ledger() as led:
         assert asyncio.run(main()) == alone
@@ -187,7 +187,7 @@ def test_a_prompt_is_read_once_for_several_continuations() -> None:
         model.chat(MESSAGES, n=2)  # type: ignore[call-arg]
 
 
-def test_what_a_stream_is_shown_as() -> None:
+def test_repr_of_a_stream() -> None:
     stream = host().stream([1, 2, 3], max_new_tokens=2)
     assert repr(stream) == "<Stream of 3 tokens, under way>"
     next(stream)

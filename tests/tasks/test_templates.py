@@ -344,11 +344,11 @@ def test_strings_have_the_methods_that_are_listed(attribute: str) -> None:
 
 
 def test_a_format_reads_no_attribute_that_is_not_safe() -> None:
-    made, _ = environment()
-    context = made.from_string("").new_context({BUDGET: bounds.Budget()})
-    for call in ("{0.__class__}".format, made.getattr("{0.__class__}", "format")):
+    sandbox, _ = environment()
+    context = sandbox.from_string("").new_context({BUDGET: bounds.Budget()})
+    for call in ("{0.__class__}".format, sandbox.getattr("{0.__class__}", "format")):
         with suppress(SecurityError):  # or nothing is there
-            assert "class" not in made.call(context, call, 5)
+            assert "class" not in sandbox.call(context, call, 5)
     assert rendered("{{ '{0:>5}|{a[b]}|{1!r}'.format(1, 'x', a={'b': 2024}) }}") == "    1|2024|'x'"
     assert rendered("{{ '%(a)s %5.2f%%' % {'a': 1} if 0 else '%5.2f%% %s' % (1, 'b') }}") == (
         " 1.00% b"

@@ -47,8 +47,8 @@ def tiny() -> Tokenizer:
 def test_ids_equal_those_of_transformers(model: str, length: str) -> None:
     pytest.importorskip("tokenizers")
     tokenizer = Tokenizer.from_folder(folder_of(model))
-    found = tokenizer.encode(TEXTS, None if length == "none" else int(length))
-    assert found == IDS[model][length]
+    ids = tokenizer.encode(TEXTS, None if length == "none" else int(length))
+    assert ids == IDS[model][length]
 
 
 def test_batch_equals_one_by_one(tiny: Tokenizer) -> None:

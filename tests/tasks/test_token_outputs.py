@@ -54,9 +54,9 @@ def expected(model: Embedder, text: str) -> tuple[dict[int, float], Array]:
     return sparse, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def alike(found: dict[int, float], wanted: dict[int, float]) -> None:
-    assert found.keys() == wanted.keys()
-    np.testing.assert_allclose(list(found.values()), [wanted[i] for i in found], atol=2e-5)
+def alike(weights: dict[int, float], wanted: dict[int, float]) -> None:
+    assert weights.keys() == wanted.keys()
+    np.testing.assert_allclose(list(weights.values()), [wanted[i] for i in weights], atol=2e-5)
 
 
 @pytest.mark.parametrize("end", [".pt", ".safetensors"])
@@ -64,10 +64,10 @@ def test_outputs_of_tokens(device: ct.Device, tmp_path: Path, end: str) -> None:
     model = ct.load(folder_of(tmp_path, end), device, task="embed")
     assert model.outputs == OUTPUTS
     texts = [*DOCUMENTS, "rain rain nothing rain", ""]
-    found = model.embed(texts, OUTPUTS, batch_size=3)
-    np.testing.assert_array_equal(found.dense, model.encode(texts, batch_size=3))
-    assert any(found.sparse)
-    for text, sparse, multi in zip(texts, found.sparse, found.multi, strict=True):
+    outputs = model.embed(texts, OUTPUTS, batch_size=3)
+    np.testing.assert_array_equal(outputs.dense, model.encode(texts, batch_size=3))
+    assert any(outputs.sparse)
+    for text, sparse, multi in zip(texts, outputs.sparse, outputs.multi, strict=True):
         wanted, vectors = expected(model, text)
         alike(sparse, wanted)
         np.testing.assert_allclose(multi, vectors, atol=2e-5)
@@ -102,25 +102,25 @@ def test_outputs_alone_and_of_long_texts(tmp_path: Path) -> None:
 
 def test_how_alike_texts_are(tmp_path: Path) -> None:
     model = ct.load(folder_of(tmp_path), "cpu", task="embed")
-    found = model.embed(DOCUMENTS, OUTPUTS)
+    outputs = model.embed(DOCUMENTS, OUTPUTS)
     queries = model.embed(["the lake", "rain"], OUTPUTS)
-    sparse = model.similarity(queries.sparse, found.sparse)
-    multi = model.similarity(queries.multi, found.multi)
+    sparse = model.similarity(queries.sparse, outputs.sparse)
+    multi = model.similarity(queries.multi, outputs.multi)
     assert sparse.shape == multi.shape == (2, len(DOCUMENTS))
     for i, j in ((0, 0), (1, 3), (0, 5)):
-        q, d = queries.sparse[i], found.sparse[j]
+        q, d = queries.sparse[i], outputs.sparse[j]
         assert sparse[i, j] == pytest.approx(sum(q[t] * d[t] for t in q.keys() & d.keys()))
-        products = queries.multi[i] @ found.multi[j].T
+        products = queries.multi[i] @ outputs.multi[j].T
         assert multi[i, j] == pytest.approx(products.max(1).mean(), abs=1e-6)
     assert multi[0, 0] == pytest.approx(1, abs=1e-5)  # the text itself
-    one = model.similarity(queries.sparse[0], found.sparse)
+    one = model.similarity(queries.sparse[0], outputs.sparse)
     np.testing.assert_array_equal(one, sparse[:1])
     with pytest.raises(ShapeError, match="expected outputs of one kind"):
-        model.similarity(queries.sparse, found.dense)
+        model.similarity(queries.sparse, outputs.dense)
     with pytest.raises(ShapeError, match="expected outputs of one kind"):
-        model.similarity(queries.sparse, found.multi)
+        model.similarity(queries.sparse, outputs.multi)
     with pytest.raises(ShapeError, match=r"got dense and multi; .* multi as a list of one"):
-        model.similarity(found.multi[0], found.multi)
+        model.similarity(outputs.multi[0], outputs.multi)
     for some in (queries.dense, queries.sparse, queries.multi, np.zeros((2, 20), np.float32)):
         assert model.similarity(some, []).shape == (2, 0)
         assert model.similarity([], some).shape == (0, 2)

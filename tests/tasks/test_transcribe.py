@@ -42,8 +42,8 @@ def sound(seconds: float, seed: int = 0) -> Array:
     """A tone whose pitch moves, and noise."""
     t = np.arange(round(seconds * RATE)) / RATE
     noise = np.random.default_rng(seed).standard_normal(t.size) * 0.05
-    made: Array = 0.3 * np.sin(800 * t + 60 * np.sin(3 * t)) + noise
-    return made.astype(np.float32)
+    samples: Array = 0.3 * np.sin(800 * t + 60 * np.sin(3 * t)) + noise
+    return samples.astype(np.float32)
 
 
 @functools.cache
@@ -97,22 +97,22 @@ def test_any_length(device: ct.Device) -> None:
     model = transcriber(device.name)
     for seconds in (1 / RATE, 0.011, 2.99, 3.01, 7.4):
         done: list[tuple[float, float]] = []
-        made = model.transcribe(
+        transcript = model.transcribe(
             sound(seconds), **QUIET, timestamps="word",
             progress=lambda at, total, done=done: done.append((at, total)),
         )  # fmt: skip
-        assert made.duration == pytest.approx(seconds)
-        assert made.language in model.languages
-        times = [t for s in made.segments for t in (s.start, s.end)]
+        assert transcript.duration == pytest.approx(seconds)
+        assert transcript.language in model.languages
+        times = [t for s in transcript.segments for t in (s.start, s.end)]
         assert times == sorted(times)
         assert all(0 <= t <= max(seconds, 0.01) for t in times)
         assert done[-1][0] == pytest.approx(seconds, abs=0.02)
-        for segment in made.segments:
+        for segment in transcript.segments:
             assert "".join(w.text for w in segment.words) == segment.text
             assert all(0 <= w.start <= w.end <= seconds + 0.02 for w in segment.words)
             assert all(0 < w.probability <= 1 for w in segment.words)
-        assert made.text == "".join(s.text for s in made.segments).strip()
-        assert made.words == tuple(w for s in made.segments for w in s.words)
+        assert transcript.text == "".join(s.text for s in transcript.segments).strip()
+        assert transcript.words == tuple(w for s in transcript.segments for w in s.words)
 
 
 def test_an_iterable_of_pieces_is_the_whole() -> None:
@@ -130,13 +130,15 @@ def test_windows_together_are_those_alone() -> None:
     model, samples = transcriber("cpu"), sound(10)
     regions = [(0.5, 1.2), (2.0, 3.1), (6.0, 9.5)]
     how: dict[str, Any] = {**QUIET, "language": "de"}
-    made = [model.transcribe(samples, regions=regions, batch=n, **how).segments for n in (2, 3, 5)]
-    texts = [[(s.start, s.end, s.tokens) for s in segments] for segments in made]
+    by_batch = [
+        model.transcribe(samples, regions=regions, batch=n, **how).segments for n in (2, 3, 5)
+    ]
+    texts = [[(s.start, s.end, s.tokens) for s in segments] for segments in by_batch]
     assert texts[0] == texts[1] == texts[2] != []
-    assert {int(s.start >= start) for s in made[0] for start, _ in regions[:1]} == {1}
-    assert all(s.end <= 3.1 or 6.0 <= s.start <= s.end <= 9.5 for s in made[0])
+    assert {int(s.start >= start) for s in by_batch[0] for start, _ in regions[:1]} == {1}
+    assert all(s.end <= 3.1 or 6.0 <= s.start <= s.end <= 9.5 for s in by_batch[0])
     alone = model.transcribe(samples[6 * RATE : 9 * RATE], batch=2, **how).segments
-    later = [s for s in made[0] if 6 <= s.start < 9]
+    later = [s for s in by_batch[0] if 6 <= s.start < 9]
     assert [s.tokens for s in alone] == [s.tokens for s in later]
     np.testing.assert_allclose([s.start + 6 for s in alone], [s.start for s in later], atol=1e-6)
     assert model.transcribe(samples, regions=[]).segments == ()
@@ -378,7 +380,7 @@ def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path:
     sources: list[Any] = [samples, np.array_split(samples, 29)]  # whole, and as it is recorded
     expected = [model.transcribe(x, regions=regions, **how).segments for x in sources]
     assert (expected[0] == expected[1]) == (batch > 1)
-    assert all({w.start // 4 for s in found for w in s.words} >= {0, 2} for found in expected)
+    assert all({w.start // 4 for s in each for w in s.words} >= {0, 2} for each in expected)
     network = SileroModel(path)
     for named, vad in (
         (path, "silero"),
@@ -387,8 +389,8 @@ def test_silero_finds_the_regions_at_the_times_of_the_file(batch: int, tmp_path:
         (network, "silero"),
     ):
         for given, segments in zip(sources, expected, strict=True):
-            found = model.transcribe(given, vad=vad, vad_model=named, **how)
-            assert found.segments == segments
+            transcript = model.transcribe(given, vad=vad, vad_model=named, **how)
+            assert transcript.segments == segments
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -416,7 +418,9 @@ def test_words_of_a_batch_are_timed_together(beam: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("timestamps", ["segment", "none"])
-def test_segments_last(batch: int, timestamps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_segment_ends_with_the_sound(
+    batch: int, timestamps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that begins behind the last sample is dropped; one that ends there ends with it."""
     model = transcriber("cpu")
     first = model.config.vocabulary.first_time
@@ -565,16 +569,16 @@ def test_nobody_speaks() -> None:
     """Silence and noise are not heard, so that no text is invented."""
     model, noise = transcriber("cpu"), np.random.default_rng(3).standard_normal(9 * RATE) * 0.1
     for quiet in (np.zeros(5 * RATE, np.float32), noise.astype(np.float32)):
-        made = model.transcribe(quiet)
-        assert (made.segments, made.text, made.language) == ((), "", None)
-        assert made.duration == quiet.size / RATE
+        transcript = model.transcribe(quiet)
+        assert (transcript.segments, transcript.text, transcript.language) == ((), "", None)
+        assert transcript.duration == quiet.size / RATE
 
 
 def test_english_alone() -> None:
     model = transcriber("cpu", "distil-en")
     assert model.languages == ("en",)
-    made = model.transcribe(sound(4), language="en", **QUIET)
-    assert made.language is None and made.segments
+    transcript = model.transcribe(sound(4), language="en", **QUIET)
+    assert transcript.language is None and transcript.segments
     wrongs: list[dict[str, Any]] = [{"language": "de"}, {"task": "translate"}]
     for wrong in wrongs:
         with pytest.raises(ShapeError, match="the model has English alone"):
@@ -651,14 +655,16 @@ def test_quantised(device: ct.Device, quantize: str, bound: float, tmp_path: Pat
     exact = ct.load(tmp_path / "m", "cpu", task="transcribe")
     model = ct.load(tmp_path / "m", device, task="transcribe", quantize=quantize)
     mel, ids = rng.standard_normal((1, 80, 300)).astype(np.float32), np.array([[264, 5, 77, 31]])
-    found, expected = (
+    logits, expected = (
         m(ct.asarray(mel, device=d), ct.asarray(ids.astype(np.int32), device=d)).numpy()
         for m, d in ((model, device), (exact, ct.device("cpu")))
     )
-    error, size = (np.sqrt(np.mean(np.square(x))) for x in (found - expected, expected))
+    error, size = (np.sqrt(np.mean(np.square(x))) for x in (logits - expected, expected))
     assert 0 < error < bound * size, error / size
-    made = model.transcribe(sound(2), language="de", timestamps="word", max_new_tokens=6, **QUIET)
-    assert made.duration == 2.0
+    transcript = model.transcribe(
+        sound(2), language="de", timestamps="word", max_new_tokens=6, **QUIET
+    )
+    assert transcript.duration == 2.0
 
 
 @pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 2}, {"beam": 2}])
@@ -752,7 +758,7 @@ def test_progress_that_cannot_be_called() -> None:
         transcriber("cpu").transcribe(sound(1), progress=wrong)
 
 
-def test_what_a_transcription_is_shown_as() -> None:
+def test_repr_of_a_transcription() -> None:
     stream = transcriber("cpu").stream(sound(1.5), language="de", **QUIET)
     assert repr(stream) == "<Transcription of 1.5 s, under way>"
     list(stream)

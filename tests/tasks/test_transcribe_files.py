@@ -89,14 +89,14 @@ def heard(model: Transcriber, path: Path, **options: Any) -> tuple[Transcript, l
     """A transcript whose segments lie in the file, in order; what progress was told."""
     told: list[tuple[float, float]] = []
     how: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 8, "no_speech_threshold": None}
-    made = model.transcribe(
+    transcript = model.transcribe(
         path, progress=lambda at, total: told.append((at, total)), **{**how, **options}
     )
-    assert all(0 <= s.start < s.end <= made.duration + 0.01 for s in made.segments)
-    starts = [s.start for s in made.segments]
+    assert all(0 <= s.start < s.end <= transcript.duration + 0.01 for s in transcript.segments)
+    starts = [s.start for s in transcript.segments]
     assert starts == sorted(starts)
     assert [at for at, _ in told] == sorted(at for at, _ in told)
-    return made, told
+    return transcript, told
 
 
 @pytest.mark.parametrize(("seconds", "windows"), [(1.0, 1), (29.9, 1), (30.1, 2)])
@@ -104,23 +104,23 @@ def test_about_a_window(
     model: Transcriber, talk: Path, tmp_path: Path, seconds: float, windows: int
 ) -> None:
     path = part(talk, seconds, tmp_path / "a.wav")
-    made, told = heard(model, path, vad="off", timestamps="none")
-    assert made.duration == pytest.approx(seconds, abs=0.01)
-    assert len(made.segments) == len(told) == windows
-    assert made.segments[-1].end == pytest.approx(seconds, abs=0.02)
-    found, _ = heard(model, path)
-    assert found.segments and found.language in model.languages
+    transcript, told = heard(model, path, vad="off", timestamps="none")
+    assert transcript.duration == pytest.approx(seconds, abs=0.01)
+    assert len(transcript.segments) == len(told) == windows
+    assert transcript.segments[-1].end == pytest.approx(seconds, abs=0.02)
+    timed, _ = heard(model, path)
+    assert timed.segments and timed.language in model.languages
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "ogg", "m4a"])
 def test_formats(model: Transcriber, talk: Path, tmp_path: Path, kind: str) -> None:
     """Stereo at 44.1 kHz: the same length, and speech at the same times."""
     codec = ["-c:a", "libvorbis"] if kind == "ogg" else []
-    made, told = heard(model, part(talk, 25, tmp_path / f"a.{kind}", *codec), batch=2,
-                       timestamps="none", condition_on_previous_text=False)  # fmt: skip
-    assert made.duration == pytest.approx(25, abs=0.1)
+    transcript, told = heard(model, part(talk, 25, tmp_path / f"a.{kind}", *codec), batch=2,
+                             timestamps="none", condition_on_previous_text=False)  # fmt: skip
+    assert transcript.duration == pytest.approx(25, abs=0.1)
     assert {round(total) for _, total in told} == {25}
-    (segment,) = made.segments  # the regions of three sentences fit into a window
+    (segment,) = transcript.segments  # the regions of three sentences fit into a window
     assert segment.start < 0.5 and 21 < segment.end <= 25.1
 
 
@@ -135,21 +135,21 @@ def test_a_long_m4a_is_read_in_batches(
         monkeypatch.setenv("PATH", "")
     else:
         monkeypatch.setitem(sys.modules, "av", None)
-    made, told = heard(model, path, timestamps="none")
-    assert made.duration == pytest.approx(45, abs=0.1)
+    transcript, told = heard(model, path, timestamps="none")
+    assert transcript.duration == pytest.approx(45, abs=0.1)
     assert {round(total, 1) for _, total in told} == {45.0}
     assert model._idle[0].session.batch == 8
-    assert len(made.segments) == 2
+    assert len(transcript.segments) == 2
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("batch", [1, 8])
 def test_ten_minutes(model: Transcriber, talk: Path, tmp_path: Path, batch: int) -> None:
-    made, told = heard(model, part(talk, 600, tmp_path / "a.mp3"), batch=batch, max_new_tokens=2,
-                       timestamps="none", language="en")  # fmt: skip
-    assert made.duration == pytest.approx(600, abs=0.1)
+    transcript, told = heard(model, part(talk, 600, tmp_path / "a.mp3"), batch=batch,
+                             max_new_tokens=2, timestamps="none", language="en")  # fmt: skip
+    assert transcript.duration == pytest.approx(600, abs=0.1)
     assert told[-1][0] > 590
-    starts = {int((s.start + 0.3) // 30) for s in made.segments}  # a little before the speech
+    starts = {int((s.start + 0.3) // 30) for s in transcript.segments}  # a little before the speech
     assert starts == set(range(20))
 
 
@@ -164,14 +164,14 @@ def test_nobody_speaks(model: Transcriber, tmp_path: Path, sound: str) -> None:
     }
     channels = "3" if sound == "music" else "1"
     run("sox", "-n", "-r", "44100", "-c", channels, path, *effects[sound])
-    made, _ = heard(model, path)
-    assert made.segments == () and made.duration > 15
+    transcript, _ = heard(model, path)
+    assert transcript.segments == () and transcript.duration > 15
 
 
 def test_eight_channels(model: Transcriber, talk: Path, tmp_path: Path) -> None:
     run("sox", talk, "-c", "8", tmp_path / "a.wav", "trim", "0", "6")
-    made, _ = heard(model, tmp_path / "a.wav")
-    assert made.duration == pytest.approx(6, abs=0.01) and made.segments
+    transcript, _ = heard(model, tmp_path / "a.wav")
+    assert transcript.duration == pytest.approx(6, abs=0.01) and transcript.segments
 
 
 @pytest.mark.parametrize("kind", ["mp3", "wav", "webm", "m4a"])
@@ -184,6 +184,6 @@ def test_a_file_that_was_cut_off(model: Transcriber, talk: Path, tmp_path: Path,
         with pytest.raises(AudioError, match=r"a\.m4a: expected audio"):
             model.transcribe(path)
         return
-    made, told = heard(model, path, batch=1)
-    assert made.segments and made.duration == pytest.approx(10, abs=1.5)
-    assert told[-1][0] <= made.duration == told[-1][1]
+    transcript, told = heard(model, path, batch=1)
+    assert transcript.segments and transcript.duration == pytest.approx(10, abs=1.5)
+    assert told[-1][0] <= transcript.duration == told[-1][1]

@@ -100,7 +100,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Any]:
-    found = {}
+    natives = {}
     for kind, make in KINDS.items():
         native = make()
         mask = tokenizers.AddedToken("<mask>", lstrip=True, normalized=kind == "xlm-roberta")
@@ -109,8 +109,8 @@ def trained() -> dict[str, Any]:
         native.post_processor = tokenizers.processors.TemplateProcessing(
             single="<s> $A </s>", special_tokens=ids
         )
-        found[kind] = native
-    return found
+        natives[kind] = native
+    return natives
 
 
 def by_the_library(native: Any, texts: list[str]) -> list[list[int]]:
@@ -166,9 +166,9 @@ def test_most_spaces_begin_words(trained: dict[str, Any]) -> None:
         assert cuts is not None
         data = f"\x01{text}\x01{' ' * 64}".encode()
         starts, lengths = cuts.bounds(data.decode(), data)
-        found = [data[s : s + n].decode() for s, n in zip(starts, lengths, strict=True)]
+        pieces = [data[s : s + n].decode() for s, n in zip(starts, lengths, strict=True)]
         whole = ["\x01", "the", " storm", " \u0434\u043e\u043c", " came  over\xa0 it", "\x01"]
-        assert found == whole, kind
+        assert pieces == whole, kind
         simple = "the storm \u0434\u043e\u043c came, it's 12"
         words_of = ["the", " storm", " \u0434\u043e\u043c", " came,", " it's", " 12"]
         assert cuts.split(simple) == words_of, kind

@@ -46,7 +46,7 @@ def test_the_words_of_the_floor(device: ct.Device) -> None:
     batch = device.batch()
     x, y = batch.upload(X), batch.upload(X[::-1])
     w = batch.upload(X.T)
-    made = {
+    results = {
         "relu": batch.relu(x),
         "scale": batch.scale(x, 2.5),
         "add": batch.add(x, y),
@@ -59,7 +59,7 @@ def test_the_words_of_the_floor(device: ct.Device) -> None:
         "matmul": batch.matmul(x, w),
         "dot": batch.dot(x.reshape(-1), y.reshape(-1)),
     }
-    assert (batch.num_operations, batch.num_buffers) == (len(made), 3 + len(made))
+    assert (batch.num_operations, batch.num_buffers) == (len(results), 3 + len(results))
     batch.execute().result()
     sigmoid = 1 / (1 + np.exp(-X))
     inner = np.sqrt(2 / np.pi) * (X + 0.044715 * X**3)
@@ -76,9 +76,9 @@ def test_the_words_of_the_floor(device: ct.Device) -> None:
         "matmul": X @ X.T,
         "dot": (X * X[::-1]).sum(),
     }
-    assert set(expected) == set(made)
+    assert set(expected) == set(results)
     for name, want in expected.items():
-        np.testing.assert_allclose(batch.read(made[name]), want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(batch.read(results[name]), want, rtol=1e-5, atol=1e-5)
 
 
 def test_counts_are_of_operations_not_launches(device: ct.Device) -> None:
@@ -755,16 +755,16 @@ def test_memory_comes_back(device: ct.Device) -> None:
     where = own(device)
     x = ct.asarray(X, device=where)
     for _ in range(3):
-        held = where.memory.held
+        pool_bytes = where.memory.held
         y = x
         for _ in range(5):
             y = ct.relu(y + 1.0)
         y.numpy()
         del y
         gc.collect()
-    assert where.memory.held == held
+    assert where.memory.held == pool_bytes
     where.pool.trim()
-    assert (where.memory.held or 0) < (held or 0)
+    assert (where.memory.held or 0) < (pool_bytes or 0)
 
 
 @pytest.mark.devices("webgpu", "webgpu-hardware")
@@ -774,18 +774,18 @@ def test_bind_groups_are_kept_until_a_buffer_is_gone(
     where = own(device)
     backend: Any = where.backend
     x = ct.asarray(X, device=where)
-    made: list[Any] = []
+    created: list[Any] = []
     raw = backend.groups.new
 
     def counted(*args: Any) -> Any:
-        made.append(args)
+        created.append(args)
         return raw(*args)
 
     def run() -> int:
-        before = len(made)
+        before = len(created)
         np.testing.assert_allclose((ct.softmax(x) @ x.T).numpy(), _softmax(X) @ X.T, rtol=1e-5)
         gc.collect()
-        return len(made) - before
+        return len(created) - before
 
     def settled() -> bool:  # memory takes turns
         return any(run() == run() == 0 for _ in range(4))

@@ -49,18 +49,18 @@ def test_a_capsule_says_what_it_was_told(dtype: DType, versioned: bool) -> None:
 
 @pytest.mark.parametrize("versioned", [True, False])
 def test_the_owner_lives_as_long_as_the_capsule_or_its_consumer(versioned: bool) -> None:
-    def made() -> tuple[Any, weakref.ref[Owner]]:
+    def exported() -> tuple[Any, weakref.ref[Owner]]:
         owner = Owner()
         spec = Spec((3,), ALL["f32"], (1,))
         capsule = dlpack.export(FAR, spec, (1, 0), owner, versioned=versioned, flags=0)
         return capsule, weakref.ref(owner)
 
-    unused, watch = made()
+    unused, watch = exported()
     assert watch() is not None
     del unused
     gc.collect()
     assert watch() is None
-    capsule, watch = made()
+    capsule, watch = exported()
     taken = dlpack.take(capsule)
     del capsule  # consumed: it lets nobody go
     gc.collect()
@@ -83,7 +83,7 @@ def test_the_owner_of_a_capsule_may_go_on_any_thread_and_in_an_exception() -> No
         capsule = dlpack.export(FAR, spec, (1, 0), owner, versioned=True, flags=0)
         del owner
         if index % 2:
-            threads.append(threading.Thread(target=lambda held: None, args=(capsule,)))
+            threads.append(threading.Thread(target=lambda _: None, args=(capsule,)))
             threads[-1].start()
         with pytest.raises(ZeroDivisionError):
             _fail(capsule)
@@ -95,8 +95,8 @@ def test_the_owner_of_a_capsule_may_go_on_any_thread_and_in_an_exception() -> No
 
 
 def _fail(capsule: Any) -> None:
-    held = [capsule]
-    raise ZeroDivisionError(len(held))
+    capsules = [capsule]
+    raise ZeroDivisionError(len(capsules))
 
 
 def test_capsules_are_those_that_numpy_reads_and_writes() -> None:
@@ -162,13 +162,13 @@ def test_a_capsule_of_a_later_version_is_left_to_others() -> None:
     watch = weakref.ref(owner)
     spec = Spec((3,), ALL["f32"], (1,))
     capsule = dlpack.export(FAR, spec, (1, 0), owner, versioned=True, flags=0)
-    found = dlpack._managed(capsule)
-    assert found is not None
-    assert isinstance(found[0], dlpack._Versioned)
-    found[0].major = 2
+    managed = dlpack._managed(capsule)
+    assert managed is not None
+    assert isinstance(managed[0], dlpack._Versioned)
+    managed[0].major = 2
     with pytest.raises(ct.DeviceError, match=r"expected DLPack 1\.x, got 2"):
         dlpack.take(capsule)
-    del owner, capsule, found
+    del owner, capsule, managed
     gc.collect()
     assert watch() is None
 
@@ -309,12 +309,12 @@ class TestWgpuDevices:
     """A wgpu device that the application made."""
 
     @staticmethod
-    def made(device: ct.Device, **limits: int) -> Any:
+    def new_native(device: ct.Device, **limits: int) -> Any:
         adapter: Any = device.native.adapter
         return adapter.request_device_sync(required_limits=limits)
 
     def test_its_limits_are_respected(self, device: ct.Device) -> None:
-        native = self.made(device)  # WebGPU's defaults
+        native = self.new_native(device)  # WebGPU's defaults
         own = ct.device(native=native)
         assert own.native is native
         assert own.caps.max_storage_buffers == native.limits["max-storage-buffers-per-shader-stage"]
@@ -325,16 +325,18 @@ class TestWgpuDevices:
         with pytest.raises(ct.LimitError):
             ct.empty(own.caps.max_buffer // 4 + 4, device=own)
 
-    def test_the_same_one_is_the_same_device(self, device: ct.Device) -> None:
-        native = self.made(device)
+    def test_one_wgpu_device_is_one_device(self, device: ct.Device) -> None:
+        native = self.new_native(device)
         own = ct.device(native=native)
         assert ct.device(native=native) is own
         assert ct.device("webgpu", native=native) is own
-        assert ct.device(native=self.made(device)) is not own
+        assert ct.device(native=self.new_native(device)) is not own
         assert ct.device("webgpu", native=native, pool="exact") is not own
 
-    def test_closing_leaves_it_and_its_buffers(self, device: ct.Device) -> None:
-        native = self.made(device)
+    def test_closing_a_device_leaves_the_native_one_and_its_buffers(
+        self, device: ct.Device
+    ) -> None:
+        native = self.new_native(device)
         theirs = wgpu_buffer(native, X)
         own = ct.device(native=native)
         x = ct.Tensor.from_buffer(theirs, X.shape, "f32", device=own)
@@ -342,8 +344,8 @@ class TestWgpuDevices:
         own.close()
         with pytest.raises(ct.DeviceLostError, match="it was closed"):
             (x + 1.0).numpy()
-        found = native.queue.read_buffer(theirs)
-        np.testing.assert_array_equal(np.frombuffer(found, np.float32), X.reshape(-1))
+        data = native.queue.read_buffer(theirs)
+        np.testing.assert_array_equal(np.frombuffer(data, np.float32), X.reshape(-1))
         again = ct.device(native=native)
         assert again is not own
         y = ct.Tensor.from_buffer(theirs, X.shape, "f32", device=again)
@@ -355,7 +357,7 @@ class TestWgpuDevices:
                 ct.device("webgpu", native=native)
         for name, options in (("webgpu:0", {}), ("webgpu", {"minimum": True})):
             with pytest.raises(ct.DeviceError, match="is used as it is, got"):
-                ct.device(name, native=self.made(device), **options)
+                ct.device(name, native=self.new_native(device), **options)
 
 
 # -- CUDA, on a GPU -------------------------------------------------------------------------------
@@ -365,10 +367,10 @@ WAIT = 100_000_000  # clock ticks, some 50 ms: long enough to be seen by whoever
 
 def library(name: str) -> Any:
     """torch or CuPy with a GPU, or a skip."""
-    found = pytest.importorskip(name)
-    if name == "torch" and not found.cuda.is_available():
+    module = pytest.importorskip(name)
+    if name == "torch" and not module.cuda.is_available():
         pytest.skip("this torch has no CUDA")
-    return found
+    return module
 
 
 def ordinal_of(device: ct.Device) -> int:
@@ -531,7 +533,7 @@ class TestTorch:
 class TestCupy:
     """Arrays of CuPy on the same GPU."""
 
-    def test_there_and_back(self, device: ct.Device) -> None:
+    def test_arrays_are_imported_and_exported(self, device: ct.Device) -> None:
         cupy = library("cupy")
         with cupy.cuda.Device(ordinal_of(device)):
             data = cupy.arange(24, dtype=cupy.float32).reshape(4, 6)
@@ -549,12 +551,12 @@ class TestCupy:
     def test_one_stream_for_both(self, device: ct.Device) -> None:
         cupy = library("cupy")
         with cupy.cuda.Device(ordinal_of(device)):
-            for made in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null):
-                with made, device.stream(made):
+            for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null):
+                with stream, device.stream(stream):
                     data = cupy.full(1 << 20, 3, cupy.float32)
                     x = ct.Tensor.from_buffer(data, data.size, "f32", device=device)
                     out = cupy.from_dlpack(x + 1.0) * 2
-                made.synchronize()
+                stream.synchronize()
                 assert bool((out == 8).all())
 
 
@@ -568,11 +570,11 @@ class TestDriver:
 
         rest = (0, check(driver.cuDeviceGet(ordinal)))
         if importlib.metadata.version("cuda-bindings").startswith("12."):
-            made = check(driver.cuCtxCreate(*rest))
+            context = check(driver.cuCtxCreate(*rest))
         else:
-            made = check(driver.cuCtxCreate(None, *rest))
+            context = check(driver.cuCtxCreate(None, *rest))
         check(driver.cuCtxPopCurrent())
-        return driver, made
+        return driver, context
 
     def test_a_context_of_the_application(self, device: ct.Device) -> None:
         driver, context = self.new_context(ordinal_of(device))

@@ -51,12 +51,12 @@ def test_a_deep_copy_is_another_state(device: ct.Device) -> None:
     state = counted(device)
     state.assign(3)
     state.mark(lambda _: "noted")
-    made = copy.deepcopy(state)
+    copied = copy.deepcopy(state)
     assert copy.copy(state) is state
     state.assign(4)
-    assert np.array_equal(made.numpy(), np.full((3, 4), 3))
-    assert made.note == "noted"
-    made.assign(5)
+    assert np.array_equal(copied.numpy(), np.full((3, 4), 3))
+    assert copied.note == "noted"
+    copied.assign(5)
     assert np.array_equal(state.numpy(), np.full((3, 4), 4))
 
 
@@ -294,15 +294,15 @@ def test_a_formula_that_fails_leaves_no_content_on_the_cpu(device: ct.Device) ->
 
 
 def test_a_state_of_a_batch_that_failed_is_assigned(device: ct.Device) -> None:
-    made: list[ct.State] = []
+    states: list[ct.State] = []
     with pytest.raises(ZeroDivisionError), device.batch():
-        made.append(counted(device))
+        states.append(counted(device))
         _ = 1 / 0
-    for use in uses(made[0]):
+    for use in uses(states[0]):
         with pytest.raises(ct.ContractError, match=NO_CONTENT):
             use()
-    made[0].assign(2)
-    assert np.array_equal(made[0].numpy(), np.full((3, 4), 2))
+    states[0].assign(2)
+    assert np.array_equal(states[0].numpy(), np.full((3, 4), 2))
 
 
 DTYPES = ("f32", "f16", "bf16", "i32", "u32", "i8", "u8", "bool")

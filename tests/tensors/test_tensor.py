@@ -492,13 +492,13 @@ def test_reshape_and_permute_refuse(device: ct.Device) -> None:
 def test_extents_and_axes_are_integers(device: ct.Device) -> None:
     x = ct.asarray(X, device=device)
     axis: Any = np.int64(1)
-    made: list[tuple[Any, tuple[Any, ...], str]] = [
+    cases: list[tuple[Any, tuple[Any, ...], str]] = [
         (x.reshape, (3.5, 4), r"reshape: expected extents, got \(3.5, 4\)"),
         (x.reshape, ("ab",), "reshape: expected extents, got"),
         (x.permute, (None,), "permute: expected axes, got"),
         (ct.sum, (x, 0.5), "sum: expected axes, got"),
     ]
-    for call, wrong, text in made:
+    for call, wrong, text in cases:
         with pytest.raises(ct.ShapeError, match=text):
             call(*wrong)
     assert x.permute(axis, 0).shape == x.reshape(4 * axis, 3).shape == (4, 3)
@@ -612,9 +612,9 @@ def test_import_from_beyond_what_kernels_count(device: ct.Device) -> None:
 
 
 @pytest.mark.devices("cpu", "simulator")
-@pytest.mark.parametrize("held", ["f8", "i8", "i4", "u4", "c16", "?", ">f4", "f2"])
-def test_import_refuses_arrays_of_another_dtype(device: ct.Device, held: str) -> None:
-    data = np.ones(16, np.dtype(held))
+@pytest.mark.parametrize("dtype", ["f8", "i8", "i4", "u4", "c16", "?", ">f4", "f2"])
+def test_import_refuses_arrays_of_another_dtype(device: ct.Device, dtype: str) -> None:
+    data = np.ones(16, np.dtype(dtype))
     batch = device.batch()
     with pytest.raises(ct.DTypeError, match=rf"array of f32 .*, got {data.dtype}; convert"):
         ct.Tensor.from_buffer(data, 4, "f32", device=device)
@@ -623,10 +623,10 @@ def test_import_refuses_arrays_of_another_dtype(device: ct.Device, held: str) ->
 
 
 @pytest.mark.devices("cpu", "simulator")
-@pytest.mark.parametrize("held", ["u1", "V2", "u2"])
-def test_import_takes_bytes_of_any_dtype_and_bf16_as_uint16(device: ct.Device, held: str) -> None:
+@pytest.mark.parametrize("dtype", ["u1", "V2", "u2"])
+def test_import_takes_bytes_of_any_dtype_and_bf16_as_uint16(device: ct.Device, dtype: str) -> None:
     bits = (X.reshape(-1).view(np.uint32) >> 16).astype(np.uint16)
-    x = ct.Tensor.from_buffer(bits.view(held), 12, "bf16", device=device)
+    x = ct.Tensor.from_buffer(bits.view(dtype), 12, "bf16", device=device)
     np.testing.assert_array_equal(x.numpy(), (bits.astype(np.uint32) << 16).view(np.float32))
 
 

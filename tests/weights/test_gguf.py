@@ -42,10 +42,10 @@ TEXTS = ["", "Hello, world", "  two  spaces\n\nlines\t", "it's 12345 o'clock", "
 
 def folder_of(name: str, path: Path) -> Path:
     """A small decoder's folder, without what a GGUF file cannot say."""
-    made = Path(shutil.copytree(FOLDER / name, path / name))
-    config = {**json.loads((made / "config.json").read_text()), **PLAIN.get(name, {})}
-    (made / "config.json").write_text(json.dumps(config))
-    return made
+    folder = Path(shutil.copytree(FOLDER / name, path / name))
+    config = {**json.loads((folder / "config.json").read_text()), **PLAIN.get(name, {})}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def text(value: str) -> bytes:
@@ -365,8 +365,8 @@ def test_the_tokenizer_of_a_file(tmp_path: Path) -> None:
         model.encode_chat([{"content": "hi"}]), skip_special_tokens=False
     )
     assert shown == "<|endoftext|>hi"
-    made = model.generate("Hello", max_new_tokens=5)
-    assert made == folder.generate("Hello", max_new_tokens=5)
+    generation = model.generate("Hello", max_new_tokens=5)
+    assert generation == folder.generate("Hello", max_new_tokens=5)
 
 
 def test_a_file_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:

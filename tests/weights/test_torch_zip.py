@@ -27,9 +27,9 @@ def test_tensors_of_every_dtype() -> None:
     tensors = read_torch(HEADS / "views.pt")
     with np.load(HEADS / "views.npz") as wanted:
         for name in wanted:
-            found = tensors[name].array
-            assert (found.dtype, found.shape) == (wanted[name].dtype, wanted[name].shape)
-            np.testing.assert_array_equal(found, wanted[name])
+            array = tensors[name].array
+            assert (array.dtype, array.shape) == (wanted[name].dtype, wanted[name].shape)
+            np.testing.assert_array_equal(array, wanted[name])
         bits = wanted["f32"].view(np.uint32) >> 16
     assert tensors["bf16"].dtype is dtypes.bf16
     np.testing.assert_array_equal(tensors["bf16"].array, bits.astype(np.uint16))
@@ -41,9 +41,9 @@ def test_what_torch_writes(tmp_path: Path, protocol: int) -> None:
     torch = pytest.importorskip("torch")
     layer = torch.nn.Linear(7, 3)
     torch.save(layer.state_dict(), tmp_path / "x.pt", pickle_protocol=protocol)
-    found = read_torch(tmp_path / "x.pt")
-    assert list(found) == ["weight", "bias"]
-    np.testing.assert_array_equal(found["weight"].array, layer.weight.detach().numpy())
+    tensors = read_torch(tmp_path / "x.pt")
+    assert list(tensors) == ["weight", "bias"]
+    np.testing.assert_array_equal(tensors["weight"].array, layer.weight.detach().numpy())
 
 
 def test_tensors_without_elements(tmp_path: Path) -> None:
@@ -54,11 +54,11 @@ def test_tensors_without_elements(tmp_path: Path) -> None:
         "turned": torch.zeros(2, 0, 4).transpose(0, 2), "scalar": torch.tensor(3.0),
     }  # fmt: skip
     torch.save(wanted, tmp_path / "x.pt")
-    found = read_torch(tmp_path / "x.pt")
-    assert list(found) == list(wanted)
+    tensors = read_torch(tmp_path / "x.pt")
+    assert list(tensors) == list(wanted)
     for name, tensor in wanted.items():
-        assert found[name].array.shape == tuple(tensor.shape)
-        np.testing.assert_array_equal(found[name].array, tensor.numpy())
+        assert tensors[name].array.shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(tensors[name].array, tensor.numpy())
 
 
 def test_a_tensor_whose_numbers_are_not_as_stored(tmp_path: Path) -> None:
