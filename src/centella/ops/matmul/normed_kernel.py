@@ -209,7 +209,8 @@ def _store(
 
             own = one
             if count > tile.outs:
-                mean = total(tile.outs) / lang.cast(p["k"], f32)
+                squares = scratch[(at + tile.outs) * pitch + team]
+                mean = squares / lang.cast(p["k"], f32)
                 own = one / lang.sqrt(mean + lang.parameter("eps", f32))
             for half in range(2 if gated else 1):
                 out[half].append(total(o * 2 + half if gated else o) * own)
