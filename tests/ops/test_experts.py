@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.dtypes import dtype_of
+from centella.emit.program import program_of
 from centella.emit.ptx import emit_ptx
 from centella.errors import DTypeError, ShapeError
 from centella.op import op
@@ -273,6 +274,32 @@ def test_tiles_of_experts_within_the_limits_of_a_gpu(
     device.backend.caps = replace(device.caps, max_shared=227 << 10, max_workgroup=1024)
     y, wanted = mixture(device, sizes, "bf16", gate)
     limit = dtype_of("bf16").epsilon * np.abs(wanted).max()
+    np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_portable_tiles_within_the_least_limits(gate: str, dtype: str) -> None:
+    """Of workgroup memory as WebGPU counts it."""
+    calls = of_30b(1024, gate, kind=dtype).lower(Caps("wgsl")).calls
+    assert calls[-1 if gate else -2].kernel.name == "expert_tiled"
+    for call in calls:
+        program_of(traced(call), Caps("wgsl"))
+
+
+@pytest.mark.parametrize("order", ["forward", "shuffled"])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("sizes", [(300, 2, 2, 70, 40), (150, 2, 3, 129, 33), (9, 2, 3, 5, 70)])
+@pytest.mark.parametrize(("dtype", "wide"), [("f32", True), ("bf16", True), ("f16", False)])
+def test_portable_tiles_within_the_limits_of_a_gpu(
+    sizes: tuple[int, ...], gate: str, dtype: str, wide: bool, order: str
+) -> None:
+    """Both tiles that the least limits have no room for."""
+    device: Any = ct.device("simulator", pool="exact")
+    device.backend.order = order
+    device.backend.caps = replace(device.caps, max_shared=48 << 10)
+    y, wanted = mixture(device, sizes, dtype, gate, variant="tiles", wide=wide)
+    limit = (2e-6 if wide else dtype_of(dtype).epsilon) * np.abs(wanted).max()
     np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
 
 

@@ -43,6 +43,7 @@ NAN = float("nan")
 THREADS = 1024  # at most, of a group that puts pairs in order: some for each expert
 GROUP_ROWS = 64  # rows of such a group
 SUM_THREADS = 256
+UNIFORM = 48  # bytes of workgroup memory, as WebGPU counts it, for what a `PairTile` makes uniform
 
 
 class Sizes(Struct, frozen=True):
