@@ -24,6 +24,7 @@ from centella.tensors.tensor import apply_with
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_quant import CUDA, made, whole_of
 from tests.support.launched import op_form, traced
+from tests.support.windowed import windowed
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
 BLOCKS = [name for name, kind in FORMATS.items() if not kind.by_row]
@@ -216,7 +217,7 @@ def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: P
 
 def mixture(
     device: ct.Device, sizes: tuple[int, ...], dtype: str, gate: str, at: Array | None = None,
-    variant: str = "grouped", wide: bool = False,
+    variant: str | None = "grouped", wide: bool = False,
 ) -> tuple[ct.Tensor, Array]:  # fmt: skip
     """The products by tiles, and in float64 those of the operands as they are stored.
 
@@ -238,7 +239,7 @@ def mixture(
     if not gate:
         extras = {"shares": ct.asarray(shares, device=device),
                   "residual": ct.asarray(residual, device=device)}  # fmt: skip
-    attrs = {"gate": gate, "variant": variant}
+    attrs: dict[str, Any] = {"gate": gate, "variant": variant}
     y = apply_with("expert_linear", (given, w, ct.asarray(ids, device=device)), "extras", extras,
                    attrs)  # fmt: skip
     read = [t.astype("f32").numpy() for t in (given, w, up)]
@@ -320,6 +321,12 @@ def test_tiles_of_experts_on_any_device(
     y, wanted = mixture(device, sizes, dtype, gate, variant="tiles", wide=wide)
     limit = (2e-6 if wide else dtype_of(dtype).epsilon) * np.abs(wanted).max()
     np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
+def test_experts_of_rows_whose_products_are_above_a_binding() -> None:
+    """Many picks of few experts: no part of the rows has room for them, and none needs it."""
+    y, wanted = mixture(windowed("simulator"), (3, 16, 4, 200, 1), "f32", "", variant=None)
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
 
 @pytest.mark.devices("simulator", "cuda")
