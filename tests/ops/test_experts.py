@@ -195,7 +195,7 @@ def test_quantised_experts(device: ct.Device, format: str, gate: str, rows: int)
 
 @needs_ptxas
 @pytest.mark.parametrize("gate", ["", "silu"])
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k", "mxfp4"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs", "mxfp4"])
 def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: Path) -> None:
     kind, experts, n, k = FORMATS[format], 8, 768, 2048
     planes = [make_spec(p.shape(experts * n, k // kind.block), p.dtype or dtype_of("f16"), 16)
