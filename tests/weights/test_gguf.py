@@ -147,8 +147,15 @@ def test_parts_are_opened_up_to_one_that_is_wrong(parts: list[Path]) -> None:
 def test_more_parts_than_anybody_makes(parts: list[Path]) -> None:
     replaced(parts[0], of_count(3), of_count(65_535))
     many = parts[0].rename(parts[0].with_name("model-00001-of-65535.gguf"))
-    with pytest.raises(WeightsError, match=r"split\.count: expected 1 to 10000, got 65535"):
+    with pytest.raises(WeightsError, match=r"split\.count: expected up to 10000, got 65535"):
         open_gguf(many)
+
+
+def test_a_file_that_was_merged(parts: list[Path]) -> None:
+    """It keeps what the first part says, with a count of 0."""
+    replaced(parts[0], of_count(3), of_count(0))
+    merged = parts[0].rename(parts[0].with_name("merged.gguf"))
+    assert open_gguf(merged).file == merged
 
 
 @pytest.mark.parametrize("number", ["00004-of-00003", "00000-of-00000", "00001-of-65535"])

@@ -186,10 +186,10 @@ def open_gguf(path: str | PathLike[str]) -> GGUF:
     """
     file = Path(path)
     one = _open(file)
-    count = one.values.get("split.count", 1)
-    if type(count) is not int or not 1 <= count <= PARTS:
-        raise WeightsError(f"{file}: split.count: expected 1 to {PARTS}, got {show(count)}")
-    if count == 1:
+    count = one.values.get("split.count", 0)
+    if type(count) is not int or not 0 <= count <= PARTS:
+        raise WeightsError(f"{file}: split.count: expected up to {PARTS}, got {show(count)}")
+    if count < 2:  # `gguf-split --merge` writes 0
         return one
     files = split_files(file)
     if len(files) != count:
