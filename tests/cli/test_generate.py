@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from centella.cli import chat
+from centella.cli.answers import Answers
 from centella.cli.limit import step_bytes, token_bytes
 from centella.cli.output import piece
 from centella.errors import DeviceLostError
@@ -54,6 +55,12 @@ def test_text_on_stdout_and_numbers_on_stderr() -> None:
     assert COUNTS.fullmatch(numbers)
     assert counts.startswith("ledger: ")
     assert re.fullmatch(MEMORY, memory)
+
+
+def test_a_clock_that_has_not_moved() -> None:
+    one = Generation([1, 2], "ab", "length", 3)
+    line = Answers([one], 3, 0.0).line()
+    assert line.startswith("3 prompt tokens, 2 tokens in 0.00 s (")
 
 
 def test_what_a_step_reads() -> None:

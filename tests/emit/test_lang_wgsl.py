@@ -670,6 +670,23 @@ def test_a_device_that_lacks_an_operation_says_so(
     assert text in program_of(ir, replace(caps, **{has: True})).source
 
 
+def test_workgroup_memory_is_counted_as_webgpu_counts_it() -> None:
+    """Each variable by 16 bytes, those of `workgroup_uniform` too."""
+
+    def kernel(x: In[f32], y: Out[f32]) -> None:
+        shared, flag = lang.shared(f32, 32), lang.shared(f32, 1)
+        shared[lang.local_id()] = x[lang.local_id()]
+        flag[0] = 1.0
+        lang.barrier()
+        y[lang.local_id()] = shared[lang.local_id()] + flag[0] + lang.workgroup_uniform(x[0])
+
+    ir = record(kernel, {"x": tensor(np.zeros(32)), "y": empty((32,), f32)}, 32)
+    caps = Caps("wgsl", max_shared=128 + 16 + 16)
+    assert "var<workgroup> shared_" in program_of(ir, caps).source
+    with pytest.raises(LimitError, match="160 bytes of workgroup memory; this device has 159"):
+        program_of(ir, replace(caps, max_shared=159))
+
+
 def modules() -> dict[str, str]:
     """The WGSL of the kernels above, by name."""
     texts = {}

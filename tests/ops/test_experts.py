@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 import centella as ct
 from centella.dtypes import dtype_of
+from centella.emit.program import program_of
 from centella.emit.ptx import emit_ptx
 from centella.errors import DTypeError, ShapeError
 from centella.op import op
@@ -23,6 +24,7 @@ from centella.tensors.tensor import apply_with
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_quant import CUDA, quantised, whole_of
 from tests.support.launched import op_form, traced
+from tests.support.windowed import windowed
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
 BLOCKS = [name for name, kind in FORMATS.items() if not kind.by_row]
@@ -193,7 +195,7 @@ def test_quantised_experts(device: ct.Device, format: str, gate: str, rows: int)
 
 @needs_ptxas
 @pytest.mark.parametrize("gate", ["", "silu"])
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k", "mxfp4"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs", "mxfp4"])
 def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: Path) -> None:
     kind, experts, n, k = FORMATS[format], 8, 768, 2048
     planes = [make_spec(p.shape(experts * n, k // kind.block), p.dtype or dtype_of("f16"), 16)
@@ -215,7 +217,7 @@ def test_texts_of_quantised_experts_assemble(format: str, gate: str, tmp_path: P
 
 def mixture(
     device: ct.Device, sizes: tuple[int, ...], dtype: str, gate: str, at: Array | None = None,
-    variant: str = "grouped", wide: bool = False,
+    variant: str | None = "grouped", wide: bool = False,
 ) -> tuple[ct.Tensor, Array]:  # fmt: skip
     """The products by tiles, and in float64 those of the operands as they are stored.
 
@@ -237,7 +239,7 @@ def mixture(
     if not gate:
         extras = {"shares": ct.asarray(shares, device=device),
                   "residual": ct.asarray(residual, device=device)}  # fmt: skip
-    attrs = {"gate": gate, "variant": variant}
+    attrs: dict[str, Any] = {"gate": gate, "variant": variant}
     y = apply_with("expert_linear", (given, w, ct.asarray(ids, device=device)), "extras", extras,
                    attrs)  # fmt: skip
     read = [t.astype("f32").numpy() for t in (given, w, up)]
@@ -276,6 +278,32 @@ def test_tiles_of_experts_within_the_limits_of_a_gpu(
     np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
 
 
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_portable_tiles_within_the_least_limits(gate: str, dtype: str) -> None:
+    """Of workgroup memory as WebGPU counts it."""
+    calls = of_30b(1024, gate, kind=dtype).lower(Caps("wgsl")).calls
+    assert calls[-1 if gate else -2].kernel.name == "expert_tiled"
+    for call in calls:
+        program_of(traced(call), Caps("wgsl"))
+
+
+@pytest.mark.parametrize("order", ["forward", "shuffled"])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("sizes", [(300, 2, 2, 70, 40), (150, 2, 3, 129, 33), (9, 2, 3, 5, 70)])
+@pytest.mark.parametrize(("dtype", "wide"), [("f32", True), ("bf16", True), ("f16", False)])
+def test_portable_tiles_within_the_limits_of_a_gpu(
+    sizes: tuple[int, ...], gate: str, dtype: str, wide: bool, order: str
+) -> None:
+    """Both tiles that the least limits have no room for."""
+    device: Any = ct.device("simulator", pool="exact")
+    device.backend.order = order
+    device.backend.caps = replace(device.caps, max_shared=48 << 10)
+    y, wanted = mixture(device, sizes, dtype, gate, variant="tiles", wide=wide)
+    limit = (2e-6 if wide else dtype_of(dtype).epsilon) * np.abs(wanted).max()
+    np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
 PORTABLE = ("simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
 
 
@@ -293,6 +321,12 @@ def test_tiles_of_experts_on_any_device(
     y, wanted = mixture(device, sizes, dtype, gate, variant="tiles", wide=wide)
     limit = (2e-6 if wide else dtype_of(dtype).epsilon) * np.abs(wanted).max()
     np.testing.assert_allclose(y.astype("f32").numpy(), wanted, rtol=0, atol=limit)
+
+
+def test_experts_of_rows_whose_products_are_above_a_binding() -> None:
+    """Many picks of few experts: no part of the rows has room for them, and none needs it."""
+    y, wanted = mixture(windowed("simulator"), (3, 16, 4, 200, 1), "f32", "", variant=None)
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
 
 @pytest.mark.devices("simulator", "cuda")

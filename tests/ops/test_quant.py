@@ -354,7 +354,8 @@ def test_a_weight_larger_than_a_binding_is_made_whole_in_parts() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda w, x: ct.quantize(w, "q3_9"), ct.DTypeError, "expected a format of int8, q8_0"),
+        (lambda w, x: ct.quantize(w, "q3_9"), ct.DTypeError, "int8, q8_0, .* q5_1, got 'q3_9'"),
+        (lambda w, x: ct.quantize(w, "iq4_nl"), ct.DTypeError, "q5_1, got iq4_nl, which"),
         (lambda w, x: ct.quantize(np.zeros((2, 256)), "q4_k"), ct.DTypeError, "no quantiser"),
         (lambda w, x: ct.quantize(np.zeros((2, 33)), "q4_1"), ct.ShapeError, "multiple of 32"),
         (lambda w, x: ct.quantize(np.zeros((2, 32), "i4"), "q5_0"), ct.DTypeError, "floats"),

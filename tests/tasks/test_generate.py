@@ -235,6 +235,9 @@ def test_several_continuations() -> None:
         ("x", {"loud": 3}, DTypeError, "loud=; sampling takes temperature, top_k, .*, seed$"),
         ("x", {"max_tokens": 3}, DTypeError, "max_tokens=; write max_new_tokens=$"),
         ("x", {"tools": []}, DTypeError, "tools=; write chat.messages, template="),
+        ("x", {"model": "a"}, DTypeError, r"model=; ct\.load\(path\) opens a model"),
+        ("x", {"on_token": print}, DTypeError, "on_token=; stream and chat take it$"),
+        ("x", {"template": {}}, DTypeError, "template=; chat takes it$"),
     ],
 )
 def test_bad_calls(prompt: Any, options: dict[str, Any], error: Any, message: str) -> None:

@@ -543,6 +543,7 @@ def test_after_warm_nothing_is_compiled(device: ct.Device) -> None:
         ({"sample_rate": 8000}, DTypeError, "sample_rate=; write rate=, in samples"),
         ({"word_timestamps": True}, DTypeError, """word_timestamps=; write timestamps="word"""),
         ({"beam_size": 5}, DTypeError, "beam_size=; write beam=$"),
+        ({"model": "small"}, DTypeError, r"model=; ct\.load\(path\) opens a model"),
         ({"timestamps": True}, DTypeError, "expected none, segment, word, got True"),
     ],
 )

@@ -125,8 +125,44 @@ def test_names_of_parts(parts: list[Path]) -> None:
     with pytest.raises(WeightsError, match=r"ends in -00001-of-00003.gguf .* got 'model.gguf'"):
         load(alone, "cpu")
     beyond = parts[1].rename(parts[1].with_name("model-00004-of-00003.gguf"))
-    with pytest.raises(WeightsError, match="expected part 1 to 3 of up to 10000, got 4"):
+    with pytest.raises(WeightsError, match=r"to -00003-of-00003.gguf .* got 'model-00004-of-0000"):
         load(beyond, "cpu")
+
+
+def test_parts_keep_how_their_names_are_written(parts: list[Path]) -> None:
+    other = [part.rename(part.with_name(f"A\nb-0000{i}-OF-00003.Gguf"))
+             for i, part in enumerate(parts, 1)]  # fmt: skip
+    assert open_gguf(other[1]).file == other[0]
+    assert list(fingerprint(other[1])) == [file.name for file in other]
+
+
+def test_parts_are_opened_up_to_one_that_is_wrong(parts: list[Path]) -> None:
+    """Ten thousand names for one file cost no more than two."""
+    shutil.copy(parts[0], parts[1])
+    parts[2].unlink()
+    with pytest.raises(WeightsError, match=r"00002-of-00003.gguf: split.no: expected 1, got 0"):
+        open_gguf(parts[0])
+
+
+def test_more_parts_than_anybody_makes(parts: list[Path]) -> None:
+    replaced(parts[0], of_count(3), of_count(65_535))
+    many = parts[0].rename(parts[0].with_name("model-00001-of-65535.gguf"))
+    with pytest.raises(WeightsError, match=r"split\.count: expected up to 10000, got 65535"):
+        open_gguf(many)
+
+
+def test_a_file_that_was_merged(parts: list[Path]) -> None:
+    """It keeps what the first part says, with a count of 0."""
+    replaced(parts[0], of_count(3), of_count(0))
+    merged = parts[0].rename(parts[0].with_name("merged.gguf"))
+    assert open_gguf(merged).file == merged
+
+
+@pytest.mark.parametrize("number", ["00004-of-00003", "00000-of-00000", "00001-of-65535"])
+def test_a_whole_file_that_has_a_name_as_parts_have(number: str, tmp_path: Path) -> None:
+    file = tmp_path / f"model-{number}.gguf"
+    write(FOLDER / "qwen3", file)
+    assert open_gguf(file).file == file and list(fingerprint(file)) == [file.name]
 
 
 # -- quantised files ------------------------------------------------------------------------------

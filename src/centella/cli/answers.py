@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ from centella.ledger.counts import Ledger
 from centella.tasks.generate.generator import Generation, Generator
 
 LEAST = 3  # tokens that a rate is told for
+INSTANT = 1e-7  # seconds: a clock may not have moved between two readings
 
 
 class How(Struct, frozen=True):
@@ -69,8 +69,9 @@ class Answers(Struct):
 
     def line(self) -> str:
         """One line of numbers."""
+        rate = self.tokens / max(self.seconds, INSTANT)
         first = (
-            f" in {self.seconds:.2f} s ({self.tokens / self.seconds:,.1f} a second with the prompt)"
+            f" in {self.seconds:.2f} s ({rate:,.1f} a second with the prompt)"
             if self.first_s is None
             else f", first after {self.first_s:.2f} s"
         )
@@ -136,7 +137,7 @@ def _streamed(generator: Generator, row: list[int], how: How, interruptible: boo
     if times:
         done.first_s = times[0] - begin
     if len(times) >= LEAST:
-        done.rate = (len(times) - 1) / max(times[-1] - times[0], sys.float_info.epsilon)
+        done.rate = (len(times) - 1) / max(times[-1] - times[0], INSTANT)
         past = len(row) + len(one.ids) / 2
         nbytes = limit.token_bytes(generator, past, how.cache, how.draft, one)
         done.memory = limit.memory(generator, nbytes, done.rate)

@@ -211,7 +211,7 @@ def program_of(
     noted = 4 * ir.workgroup if reports else 0
     limits = (
         ("threads a workgroup", ir.workgroup, caps.max_workgroup),
-        ("bytes of workgroup memory", ir.shared_bytes + noted, caps.max_shared),
+        ("bytes of workgroup memory", _workgroup_memory(ir, caps) + noted, caps.max_shared),
         ("storage buffers", len(ir.args) + reports, caps.max_storage_buffers),
     )
     for what, asked, most in limits:
@@ -224,6 +224,17 @@ def program_of(
     emit: Emit = import_module(EMITTERS[caps.target]).emit
     text = emit(ir, caps, Emission(trusted, rewritable, copies, reports))
     return Program(text.key, caps.target, ir.name, text.source, ir, trusted, moves, reports)
+
+
+def _workgroup_memory(ir: KernelIR, caps: Caps) -> int:
+    """Bytes of workgroup memory, as a device counts them.
+
+    WGSL has a variable for each `workgroup_uniform`, and WebGPU rounds each variable up to 16.
+    """
+    if caps.target != "wgsl":
+        return ir.shared_bytes
+    chunks = sum(-(-array.words // 4) for array in ir.shared)
+    return 16 * (chunks + sum(statement[0] == "workgroup_uniform" for statement in ir.body))
 
 
 class Ref(Struct, frozen=True):

@@ -33,7 +33,7 @@ LONGEST = 1 << 26  # bytes of a string; templates and merges are shorter
 STRINGS = 1 << 22  # strings of all arrays
 RANK = 4
 ALIGNMENT = 32
-SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)  # part of a model
+PART_NAME = re.compile(r"(.*-)([0-9]{5})(-of-([0-9]{5})\.gguf)", re.IGNORECASE | re.DOTALL)
 PARTS = 10_000
 STRING, ARRAY = 8, 9
 SCALARS = {
@@ -164,22 +164,14 @@ class GGUF(Struct, frozen=True, eq=False):
 
 
 def split_files(file: Path) -> list[Path]:
-    """The files of the model that a file is a part of by its name, in order; else the file alone.
-
-    Raises:
-        WeightsError: a part beyond the last.
-    """
-    parts = SPLIT.fullmatch(file.name)
-    if parts is None:
+    """The files of the model that a file is one of by its name, in order; else the file alone."""
+    named = PART_NAME.fullmatch(file.name)
+    if named is None:
         return [file]
-    stem, number, count, end = parts.groups()
+    stem, number, end, count = named.groups()
     if not 1 <= int(number) <= int(count) <= PARTS:
-        raise WeightsError(
-            f"{file}: expected part 1 to {int(count)} of up to {PARTS}, got {int(number)}"
-        )
-    return [
-        file.with_name(f"{stem}-{part:05}-of-{count}{end}") for part in range(1, int(count) + 1)
-    ]
+        return [file]
+    return [file.with_name(f"{stem}{part:05}{end}") for part in range(1, int(count) + 1)]
 
 
 def open_gguf(path: str | PathLike[str]) -> GGUF:
@@ -194,45 +186,49 @@ def open_gguf(path: str | PathLike[str]) -> GGUF:
     """
     file = Path(path)
     one = _open(file)
-    count = one.values.get("split.count", 1)
-    if type(count) is not int or count < 1:
-        raise WeightsError(f"{file}: split.count: expected a number over 0, got {show(count)}")
-    if count == 1:
+    count = one.values.get("split.count", 0)
+    if type(count) is not int or not 0 <= count <= PARTS:
+        raise WeightsError(f"{file}: split.count: expected up to {PARTS}, got {show(count)}")
+    if count < 2:  # `gguf-split --merge` writes 0
         return one
     files = split_files(file)
     if len(files) != count:
         raise WeightsError(
-            f"{file}: expected a name that ends in -00001-of-{count:05}.gguf for one of the "
-            f"{count} files of a model, got {file.name!r}"
+            f"{file}: expected a name that ends in -00001-of-{count:05}.gguf to "
+            f"-{count:05}-of-{count:05}.gguf for one of the {count} files of a model, "
+            f"got {file.name!r}"
         )
-    return _joined([one if each == file else _open(each) for each in files])
+    return _joined(files, one)
 
 
-def _joined(parts: list[GGUF]) -> GGUF:
-    """The model of all parts.
+def _joined(files: list[Path], opened: GGUF) -> GGUF:
+    """The model of several files, of which one is open.
 
     Raises:
-        WeightsError: a part of another model, or in another's stead.
+        WeightsError: as `open_gguf`; a part of another model, or in another's stead.
     """
     tensors: dict[str, GGUFTensor] = {}
-    for number, part in enumerate(parts):
-        for key, wanted in (("split.no", number), ("split.count", len(parts))):
+    values: Mapping[str, Any] = {}
+    for number, file in enumerate(files):
+        part = opened if file == opened.file else _open(file)
+        for key, wanted in (("split.no", number), ("split.count", len(files))):
             value = part.values.get(key)
             if type(value) is not int or value != wanted:
-                raise WeightsError(f"{part.file}: {key}: expected {wanted}, got {show(value)}")
+                raise WeightsError(f"{file}: {key}: expected {wanted}, got {show(value)}")
         both = tensors.keys() & part.tensors.keys()
         if both:
             raise WeightsError(
-                f"{part.file}: tensor {show(min(both))}: expected it in one part, got it in two"
+                f"{file}: tensor {show(min(both))}: expected it in one part, got it in two"
             )
         tensors |= part.tensors
-    total = parts[0].values.get("split.tensors.count", len(tensors))
+        values = values if number else part.values
+    total = values.get("split.tensors.count", len(tensors))
     if total != len(tensors):
         raise WeightsError(
-            f"{parts[0].file}: split.tensors.count: expected the {len(tensors)} tensors of the "
-            f"{len(parts)} parts, got {show(total)}"
+            f"{files[0]}: split.tensors.count: expected the {len(tensors)} tensors of the "
+            f"{len(files)} parts, got {show(total)}"
         )
-    return GGUF(parts[0].file, parts[0].values, tensors)
+    return GGUF(files[0], values, tensors)
 
 
 def _open(file: Path) -> GGUF:

@@ -43,6 +43,7 @@ NAN = float("nan")
 THREADS = 1024  # at most, of a group that puts pairs in order: some for each expert
 GROUP_ROWS = 64  # rows of such a group
 SUM_THREADS = 256
+UNIFORM = 48  # bytes of workgroup memory, as WebGPU counts it, for what a `PairTile` makes uniform
 
 
 class Sizes(Struct, frozen=True):
@@ -76,10 +77,14 @@ class Sizes(Struct, frozen=True):
 
 
 def sizes_of(form: Form[ExpertAttrs], tile: MmaTile | Tile | None, caps: Caps) -> Sizes | None:
-    """The sizes of a form in tiles; None without a tile, without rows, or with too many experts."""
+    """The sizes of a form in tiles; None without a tile, without rows, or with too many experts.
+
+    Nor where no launch sees a row's products before they are added up: rows are the least parts.
+    """
     (rows, picks), (experts, n, k) = form.inputs[2].shape, form.inputs[1].shape
     threads = min(THREADS, caps.max_workgroup)
-    if tile is None or rows == 0 or experts > threads:
+    room = form.attrs.gate != "" or caps.has_room(make_spec((picks, n), f32, 16))
+    if tile is None or rows == 0 or experts > threads or not room:
         return None
     return Sizes(rows, picks, experts, n, k, tile, threads)
 

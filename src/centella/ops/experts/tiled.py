@@ -9,7 +9,7 @@ from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
 from centella.ops.experts.op import ExpertAttrs
-from centella.ops.experts.pairs import NAN, PairTile, Sizes, launches, sizes_of
+from centella.ops.experts.pairs import NAN, UNIFORM, PairTile, Sizes, launches, sizes_of
 from centella.ops.layout import rows_of
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.problem import aligned
@@ -18,7 +18,7 @@ from centella.ops.matmul.tiled import Factor, multiplied, store_words
 from centella.specs import Caps, Spec
 
 # A thread's columns are fours of both weights where there is a gate.
-LARGE = (Tile(64, 128, 16, 8, 8), Tile(64, 64, 16, 8, 8))
+LARGE = (Tile(64, 128, 16, 8, 8), Tile(64, 64, 8, 8, 8))
 SMALL = (Tile(32, 128, 16, 4, 8), Tile(32, 64, 16, 4, 8))
 ROLLED = (Tile(32, 64, 8, 8, 8, rolled=True),)
 LEAST = 4  # pairs for each expert, from which on tiles are faster than rows
@@ -92,7 +92,8 @@ def _fits(tile: Tile, form: Form[ExpertAttrs], caps: Caps) -> bool:
         rows * tile.bk % (spec.dtype.per_chunk * tile.threads) == 0
         for rows, spec in [(tile.bm, x), *((tile.bn // len(weights), w) for w in weights)]
     )
-    return even and tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
+    room = tile.shared_bytes + UNIFORM <= caps.max_shared
+    return even and room and tile.threads <= caps.max_workgroup
 
 
 def _launches(form: Form[ExpertAttrs], sizes: Sizes, caps: Caps) -> Lowered:

@@ -63,9 +63,11 @@ def encoded(op: str, format: str | Format, weight: Any) -> tuple[Array, ...]:
     Raises:
         DTypeError: no such format, or it has no quantiser; ShapeError: see `Format.encode`.
     """
-    kind = format_of(op, format)
-    if kind.encode is None:
-        raise DTypeError(f"{op}: format {kind.name} has no quantiser")
+    kind = FORMATS.get(format) if isinstance(format, str) else format
+    if kind is None or kind.encode is None:
+        able = ", ".join(name for name, kind in FORMATS.items() if kind.encode is not None)
+        got = repr(format) if kind is None else f"{kind.name}, which has no quantiser"
+        raise DTypeError(f"{op}: expected a format of {able}, got {got}")
     return kind.encode(op, weight)
 
 

@@ -9,6 +9,7 @@ from centella.errors import DTypeError
 _BEAMS = "beams are of generate: their texts are known when the search ends"
 _STREAM = "model.stream(prompt) and model.chat(messages) yield the text in pieces"
 _LOADED = "is an argument of ct.load"
+_MODEL = "ct.load(path) opens a model, and this is a method of it"
 _TEMPLATE = "chat(messages, template={%s: ...}) passes it to the model's chat template"
 OF_GENERATE: dict[str, str] = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "write max_new_tokens="),
@@ -44,6 +45,9 @@ OF_GENERATE: dict[str, str] = {
     "assistant_model": "write draft=",
     "prompt_lookup_num_tokens": 'write draft="lookup"',
     **{name: f"{name}= {_LOADED}" for name in ("device", "dtype", "quantize")},
+    "model": _MODEL,
+    "on_token": "stream and chat take it",
+    **dict.fromkeys(("template", "parse_special"), "chat takes it"),
 }
 _RATE = "write rate=, in samples a second"
 _WORDS = 'write timestamps="word", "segment" or "none"'
@@ -66,7 +70,8 @@ OF_TRANSCRIBE: dict[str, str] = {
     "fp16": 'ct.load(..., dtype="f16" or "f32") says it',
     **dict.fromkeys(("verbose", "log_progress"), "stream(audio) yields each segment as it comes"),
     "chunk_length_s": "windows are 30 s; batch= says how many are computed at once",
-    **{name: f"{name}= {_LOADED}" for name in ("device", "dtype", "quantize", "model")},
+    **{name: f"{name}= {_LOADED}" for name in ("device", "dtype", "quantize")},
+    "model": _MODEL,
 }
 
 
