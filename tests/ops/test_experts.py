@@ -376,6 +376,8 @@ def test_tiles_of_experts_where_they_pay() -> None:
         assert names(caps, 64, kind)[-1] == "expert_tiled"
     assert names(Caps("wgsl"), 64)[-1] == "expert_tiled"
     assert names(Caps("wgsl", family="software"), 512) == ["expert_linear"]
+    few = of_30b(64, "silu", experts=2, inner=64, kind="f32").lower(Caps("wgsl")).calls
+    assert [call.kernel.name for call in few] == ["expert_linear"]  # tiles are too few
 
 
 @pytest.mark.devices("simulator", "cuda")

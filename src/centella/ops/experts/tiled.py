@@ -105,8 +105,12 @@ def _launches(form: Form[ExpertAttrs], sizes: Sizes, caps: Caps) -> Lowered:
 
 
 def _preferred(form: Form[ExpertAttrs], caps: Caps) -> bool:
-    """Where experts have several rows each, and reading a weight costs more than multiplying."""
-    return not row_of(caps).rolled and form.inputs[2].size >= LEAST * form.inputs[1].shape[0]
+    """Where experts have several rows each, and tiles are enough to keep a device busy."""
+    row, sizes = row_of(caps), _sizes(form, caps)
+    if row.rolled or sizes is None or sizes.pairs < LEAST * sizes.experts:
+        return False
+    columns = -(-sizes.n // (sizes.tile.bn // (2 if form.attrs.gate else 1)))
+    return sizes.tiles * columns >= row.enough
 
 
 TILED: Variant[Form[ExpertAttrs], Sizes] = Variant("tiles", _sizes, _launches, _preferred)
