@@ -148,7 +148,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = _Loaded(dict.fromkeys(COMMANDS))
+        self.commands: dict[str, Any] = _Loaded(dict.fromkeys(COMMANDS))
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Parse the options before a subcommand."""
