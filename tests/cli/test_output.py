@@ -298,7 +298,7 @@ def test_an_interrupt_of_imports_ends_the_script_without_a_traceback(name: str) 
 
 
 @posix
-@pytest.mark.parametrize("name", ["centella.audio", "numpy", "centella.cli.process", "typer"])
+@pytest.mark.parametrize("name", ["centella.cli.info", "numpy", "centella.cli.process", "typer"])
 def test_an_interrupt_of_imports_ends_python_m_without_a_traceback(
     tmp_path: Path, name: str
 ) -> None:

@@ -180,7 +180,7 @@ def test_a_prompt_is_read_once_for_several_continuations() -> None:
         host().generate(row, temperature=1.0, seed=2 + i, **OPTIONS)
         for i, row in enumerate([long, long, other, other])
     ]
-    text = r"argument 'n'; generate gives several"
+    text = r"argument n=; generate gives several"
     with pytest.raises(TypeError, match=f"^stream: .*{text}"):
         model.stream("x", n=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=f"^chat: .*{text}"):
