@@ -70,14 +70,8 @@ CASES = (
     Case("search-1e7", "search --shapes 1e7", 80),
     Case("cpu-speech", "transcribe --shapes tiny", 60, cpu=True),
 )
-WEBGPU = (
-    "generate",
-    "generate-moe",
-    "minilm",
-    "sentence",
-    "search",
-    "speech",
-)  # rows of both devices
+# Rows of both devices.
+WEBGPU = ("generate", "generate-moe", "minilm", "sentence", "search", "speech")
 
 
 def every(args: argparse.Namespace) -> None:

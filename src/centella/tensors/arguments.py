@@ -225,8 +225,12 @@ def refuse_names(op: str, other: Mapping[str, object]) -> None:
     """
     hints = _OF_ONE.get(op, _OF_ALL)
     for name in other:
-        hint = hints.get(name)
-        raise DTypeError(f"{op}: unknown argument {name}={f'; {hint}' if hint else ''}")
+        raise unknown_argument(op, name, hints.get(name, ""))
+
+
+def unknown_argument(op: str, name: str, hint: str) -> DTypeError:
+    """The error for an argument that a function does not have; `hint`: what to write, or ""."""
+    return DTypeError(f"{op}: unknown argument {name}={f'; {hint}' if hint else ''}")
 
 
 def one_of(op: str, name: str, value: Any, known: Iterable[str]) -> str:

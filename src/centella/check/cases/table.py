@@ -17,6 +17,7 @@ from centella.check.cases.caches import (
 )
 from centella.check.cases.case import Case, Row
 from centella.check.cases.elementwise import cast, expressions, fused
+from centella.check.cases.experts import expert_linear
 from centella.check.cases.move import (
     arange,
     assign,
@@ -33,7 +34,6 @@ from centella.check.cases.move import (
 from centella.check.cases.planes import dequantize
 from centella.check.cases.products import (
     conv1d,
-    expert_linear,
     linear,
     linear_norm,
     matmul,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from centella.errors import DTypeError
-
 _BEAMS = "beams are of generate: their texts are known when the search ends"
 _STREAM = "model.stream(prompt) and model.chat(messages) yield the text in pieces"
 _LOADED = "is an argument of ct.load"
@@ -73,12 +69,3 @@ OF_TRANSCRIBE: dict[str, str] = {
     **{name: f"{name}= {_LOADED}" for name in ("device", "dtype", "quantize")},
     "model": _MODEL,
 }
-
-
-def unknown_argument(op: str, name: str, hints: Mapping[str, str], otherwise: str) -> DTypeError:
-    """The error for an argument that a function does not have.
-
-    Args:
-        hints: what to write for it; otherwise: said for a name that is not among them.
-    """
-    return DTypeError(f"{op}: unknown argument {name}=; {hints.get(name, otherwise)}")

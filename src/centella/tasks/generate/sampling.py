@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.generate.argument_hints import OF_GENERATE, unknown_argument
+from centella.tasks.generate.argument_hints import OF_GENERATE
+from centella.tensors.arguments import unknown_argument
 from centella.weights.model_files import read_json, show
 
 
@@ -80,7 +81,7 @@ class Sampling(Struct, frozen=True):
         unknown = min(set(values) - set(RANGES), default=None)
         if unknown is not None:
             otherwise = f"sampling takes {', '.join(RANGES)}"
-            raise unknown_argument(op, unknown, OF_GENERATE, otherwise)
+            raise unknown_argument(op, unknown, OF_GENERATE.get(unknown, otherwise))
         checked = {name: _checked(op, name, value) for name, value in values.items()}
         return replace(self, **checked)
 

@@ -15,11 +15,11 @@ from msgspec.structs import fields, replace
 from centella.audio.regions import SpeechDetector, VadModel
 from centella.audio.silero import SileroModel
 from centella.errors import DTypeError, ShapeError, WeightsError
-from centella.tasks.generate.argument_hints import OF_TRANSCRIBE, unknown_argument
+from centella.tasks.generate.argument_hints import OF_TRANSCRIBE
 from centella.tasks.transcribe.languages import CODES
 from centella.tasks.transcribe.rules import LONGEST, Vocabulary
 from centella.tasks.transcribe.windows import Thresholds
-from centella.tensors.arguments import flag, one_of, whole
+from centella.tensors.arguments import flag, one_of, unknown_argument, whole
 from centella.weights.model_files import read_json, show
 
 TASKS = ("transcribe", "translate")
@@ -134,7 +134,7 @@ class Options(Struct, frozen=True):
         unknown = min(set(values) - known, default=None)
         if unknown is not None:
             otherwise = f"expected {', '.join(sorted(known))}"
-            raise unknown_argument(op, unknown, OF_TRANSCRIBE, otherwise)
+            raise unknown_argument(op, unknown, OF_TRANSCRIBE.get(unknown, otherwise))
         options = cls()
         for name, value in values.items():
             checked = _CHECKS.get(name, _number)(op, name, value)
