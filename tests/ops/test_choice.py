@@ -275,20 +275,20 @@ HOPPER = Caps("ptx", max_shared=227 << 10, max_workgroup=1024, arch="sm_90a")
 
 def test_hopper_multiplies_by_warpgroups() -> None:
     """By default, where there are rows to share a weight; another target has no such thing."""
-    for m, n, k in ((33, 384, 384), (4096, 4096, 4096), (65536, 1536, 384), (128, 5, 1)):
+    for m, n, k in ((65, 384, 384), (4096, 4096, 4096), (65536, 1536, 384), (128, 5, 1)):
         for dtype in (f16, bf16):
             assert choose(problem(m, n, k), (dtype, dtype), HOPPER) == "wgmma"
         assert choose(problem(m, n, k), (f32, f32), HOPPER) not in ("wgmma", "mma")
         for other in (replace(HOPPER, arch="sm_100"), replace(HOPPER, max_shared=99 << 10)):
             assert choose(problem(m, n, k), (f16, f16), other) == "mma"
         assert choose(problem(m, n, k), (f16, f16), replace(HOPPER, target="ir")) != "wgmma"
-    assert choose(problem(33, 4096, 4096), (f16, f16), HOPPER) == "wgmma"
+    assert choose(problem(65, 4096, 4096), (f16, f16), HOPPER) == "wgmma"
 
 
 def test_few_rows_of_16_bit_and_int8_weights_get_tensor_cores() -> None:
     """From as many rows on as they are the better kernel, up to 32, on NVIDIA cards from sm_80.
 
-    Up to 16 rows of 16 bits that are long are streamed on Hopper.
+    Up to 64 rows of 16 bits that are long are streamed on Hopper.
     """
     ampere = replace(HOPPER, arch="sm_80", max_shared=163 << 10)
     for caps in (HOPPER, ampere):
@@ -296,14 +296,14 @@ def test_few_rows_of_16_bit_and_int8_weights_get_tensor_cores() -> None:
                                     ((f32, i8), 8, 16)):  # fmt: skip
             for n, k in ((14336, 4096), (384, 1536), (5, 40)):
                 streamed = caps is HOPPER and dtypes[0] is dtypes[1] and k >= 128
-                chosen = [choose(problem(m, n, k), dtypes, caps) for m in range(40)]
-                begin = 17 if streamed else first
-                assert [name == "skinny_mma" for name in chosen] == [
-                    begin <= m <= last for m in range(40)
-                ], (dtypes, n, k)
-                assert [name == "streamed_rows" for name in chosen] == [
-                    streamed and 2 <= m <= 16 for m in range(40)
-                ], (dtypes, n, k)
+                rows = range(70)
+                chosen = [choose(problem(m, n, k), dtypes, caps) for m in rows]
+                for name, wanted in (
+                    ("skinny_mma", [first <= m <= last and not streamed for m in rows]),
+                    ("streamed_rows", [streamed and 2 <= m <= 16 for m in rows]),
+                    ("streamed_many", [streamed and 17 <= m <= 64 for m in rows]),
+                ):
+                    assert [kind == name for kind in chosen] == wanted, (name, dtypes, n, k)
     few = problem(8, 4096, 4096)
     assert choose(few, (f16, f16), HOPPER, aligned=False) == "skinny"
     assert choose(problem(20, 64, 64), (f16, i8), HOPPER, aligned=False) == "small"

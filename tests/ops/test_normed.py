@@ -134,7 +134,7 @@ def test_bad_calls() -> None:
             functional.normed_linear(x, w, **more)
     with pytest.raises(ShapeError, match="activation"):
         functional.normed_linear(x, w, gate="sine")
-    names = "streamed, joined, streamed_rows, wgmma, mma, streamed_digits, apart"
+    names = "streamed, joined, streamed_rows, streamed_many, wgmma, mma, streamed_digits, apart"
     with pytest.raises(ShapeError, match=f"variant of {names}"):
         functional.normed_linear(x, w, variant="once")
     with pytest.raises(DTypeError, match="a weight of floats with variant='joined'"):

@@ -497,10 +497,10 @@ SHAPE_MISTAKES = {
     "ct.linear(x, i.astype('i8'), scale=x[0])": "linear: expected scale [3], got [5]",
     "ct.linear(x, x, variant='columns')":
         "linear: expected variant of gemv, skinny, skinny_mma, large, medium, small, mma, wgmma, "
-        "streamed, streamed_rows, got 'columns'",
+        "streamed, streamed_rows, streamed_many, got 'columns'",
     "f.matmul(x, x.T, variant='huge')":
         "matmul: expected variant of gemv, skinny, skinny_mma, columns, large, medium, small, "
-        "mma, wgmma, streamed, streamed_rows, got 'huge'",
+        "mma, wgmma, streamed, streamed_rows, streamed_many, got 'huge'",
     "f.linear(x, x.T)": "linear: expected x [..., k] and weight [n, k], got [3, 5] and [5, 3]",
     "f.linear(x, x, x[0])": "linear: expected bias [3], got [5]",
     "f.linear(x, x, activation='swoosh')":

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 
 from centella.emit.program import Call, Kernel
 from centella.errors import SimulationError
-from centella.ops.matmul import streamed_kernel, streamed_rows, wgmma, whole_rows
+from centella.ops.matmul import (
+    streamed_kernel,
+    streamed_many,
+    streamed_rows,
+    wgmma,
+    whole_rows,
+)
 from centella.ops.quant import digits_kernel
 from centella.ops.quant import streamed as streamed_blocks
 from centella.ops.quant.digits import STREAMED_DIGITS
@@ -43,6 +49,19 @@ OF_WHOLE_ROWS = """\
 
 def of_rows() -> tuple[Call, list[Spec]]:
     call, specs = test_streamed_rows.product_of(16, 270, 648)
+    return call, list(specs)
+
+
+def of_many() -> tuple[Call, list[Spec]]:
+    caps = replace(CAPS, max_shared=64 << 10)  # so that tiles come in turn, and a ring comes round
+    call, specs = test_streamed_rows.product_of(64, 5000, 648, caps=caps)
+    assert dict(call.constants)["tile"].parts == 1
+    return call, list(specs)
+
+
+def of_parts() -> tuple[Call, list[Spec]]:
+    call, specs = test_streamed_rows.product_of(64, 41, 1024)
+    assert dict(call.constants)["tile"].parts == call.groups // 2 == 4
     return call, list(specs)
 
 
@@ -82,10 +101,17 @@ def of_whole_rows() -> tuple[Call, list[Spec]]:
     return call, [*asked.inputs, *asked.outputs]
 
 
+OF_LAST = """\
+        with lang.if_(leader):
+            shared.empty.arrive(last)
+"""
+DONE = "        lang.ptx.wgmma_wait(0)\n"
+FINISH = "        if sums is not None:"
 WAIT = "lang.ptx.wgmma_wait(1)\n"
 OF_BLOCKS = RELEASE.replace("lane", "self.lane")
 READ, WRITTEN = "race: written here, read by", "race: read here, written by"
 COMES, EARLY = "race: a box comes here, read by", "read before a thread has waited for its box"
+UNWRITTEN = "read, but nobody wrote it"
 KEPT = """\
         with lang.if_(self.lane == 0):
             shared.read.arrive(slot)
@@ -103,6 +129,12 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     ),
     "a stage is released": (
         of_rows, streamed_rows, [(RELEASE, ""), (AROUND, RELEASE + AROUND)], COMES,
+    ),
+    "the last stage of many rows is released": (
+        of_many, streamed_many, [(DONE + OF_LAST, OF_LAST), (FINISH, DONE + FINISH)], COMES,
+    ),
+    "sums of parts are read": (
+        of_parts, streamed_many, [("self._there.wait(0, 0)\n", "\n")], UNWRITTEN,
     ),
     "sums of one row are read": (
         of_one_row, streamed_kernel, [("meeting()\n        _store(", "_store(")], WRITTEN,

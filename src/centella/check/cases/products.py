@@ -66,7 +66,7 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return mma_tile_of((dtypes[0], dtypes[variant == "grouped"]), caps) is not None
     if variant == "cluster":
         return caps.clusters and caps.max_shared >= ROOM
-    if variant in ("streamed", "streamed_rows"):
+    if variant in ("streamed", "streamed_rows", "streamed_many"):
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         return caps.warpgroups and room and dtypes[0] is dtypes[1] and dtypes[0] in (bf16, f16)
     if variant == "streamed_digits":
@@ -115,8 +115,9 @@ def warpgroups() -> list[Case]:
     one = {**forced, "variant": "streamed"}
     for k, n in ((128, 300), (264, 70)):  # more columns than rows, and fewer
         cases.append(Case((In((1, k)), In((k, n), layout="transposed")), one))
-    few = {**forced, "variant": "streamed_rows"}
-    for m, n in ((2, 300), (11, 70)):
+    for variant, m, n in (("streamed_rows", 2, 300), ("streamed_rows", 11, 70),
+                          ("streamed_many", 17, 300), ("streamed_many", 50, 70)):  # fmt: skip
+        few = {**forced, "variant": variant}
         cases.append(Case((In((m, 264)), In((264, n), layout="transposed")), few))
     cases.append(Case((In((300, 600)), In((600, 260))), forced, small=False))
     return cases
@@ -135,6 +136,10 @@ def fused_on_tensor_cores() -> list[Case]:
         cases.append(Case((In((1, k)), In((n, k)), In((n,)), In((1, n))), one))
         several = (In((k % 16 + 3, k)), In((n, k)), In((n,)), In((k % 16 + 3, n)))
         cases.append(Case(several, {**one, "variant": "streamed_rows"}))
+    for m, n, k, values in ((17, 9, 128, ""), (64, 70, 264, ""), (33, 133, 2048, "large")):
+        rows = In((m, k), values) if values else In((m, k))
+        several = (rows, In((n, k)), In((n,)), In((m, n)))
+        cases.append(Case(several, {**one, "variant": "streamed_many"}))
     few = {**every, "variant": "skinny_mma"}
     for m, n, k in ((1, 33, 40), (5, 10, 24), (13, 37, 67), (20, 18, 264)):
         operands = (In((m, k)), In((n, k)), In((n,), "positive"), In((n,)), In((m, n)))
@@ -201,6 +206,9 @@ def normed_linear() -> Row:
     for m, n, k in ((2, 30, 136), (11, 21, 264)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases.append(Case(gated, {**many, "variant": "streamed_rows"}))
+    for m, n, k in ((18, 30, 136), (61, 21, 520)):
+        gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
+        cases.append(Case(gated, {**many, "variant": "streamed_many"}))
     one = {**many, "extras": ("norm",), "variant": "streamed"}
     for n, k in ((9, 128), (34, 264)):
         gated, norm = (In((1, k), "positive"), In((2 * n, k), "positive")), In((k,), "positive")
@@ -358,7 +366,7 @@ def conv1d() -> Row:
     for variant, n in (*((v, 21) for v in VARIANTS), ("gemv", 1), ("skinny", 13),
                        ("skinny_mma", 13)):  # fmt: skip
         cases.append(Case((In((2, 8, n)), *three[1:]), {**attrs, "variant": variant}))
-    for variant, n in (("streamed", 8), ("streamed_rows", 15)):
+    for variant, n in (("streamed", 8), ("streamed_rows", 15), ("streamed_many", 40)):
         one = {**attrs, "padding": 0, "variant": variant}
         cases.append(Case((In((1, 16, n)), In((33, 16, 8)), In((33,))), one))
     cases += [Case(three, {**attrs, "activation": a}) for a in ("relu", "gelu", "silu", "tanh")]

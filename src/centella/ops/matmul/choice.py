@@ -4,6 +4,7 @@ The first of the list that is preferred and fits:
 
 streamed               m = 1 of f16 and bf16 on Hopper           `streamed.py`
 streamed_rows          m <= 16 of them                           `streamed_rows.py`
+streamed_many          m <= 64 of them                           `streamed_many.py`
 skinny_mma             m <= 32 of f16, bf16, i8, on tensor cores `skinny.py`
 gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
 columns                m <= 16, B contiguous along n             `columns.py`
@@ -26,6 +27,7 @@ from centella.ops.matmul.mma import MMA
 from centella.ops.matmul.product import Product
 from centella.ops.matmul.skinny import SKINNY_MMA
 from centella.ops.matmul.streamed import STREAMED
+from centella.ops.matmul.streamed_many import STREAMED_MANY
 from centella.ops.matmul.streamed_rows import STREAMED_ROWS
 from centella.ops.matmul.thin import GEMV, SKINNY
 from centella.ops.matmul.tiled import TILED
@@ -33,7 +35,7 @@ from centella.ops.matmul.wgmma import WGMMA
 from centella.specs import Caps
 
 ORDER: tuple[Variant[Product, Any], ...] = (
-    STREAMED, STREAMED_ROWS, SKINNY_MMA, GEMV, SKINNY, COLUMNS, WGMMA, MMA, *TILED,
+    STREAMED, STREAMED_ROWS, STREAMED_MANY, SKINNY_MMA, GEMV, SKINNY, COLUMNS, WGMMA, MMA, *TILED,
 )  # fmt: skip
 
 

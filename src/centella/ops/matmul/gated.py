@@ -13,8 +13,10 @@ from centella.op.variant import Variant, choose
 from centella.ops.matmul.mma import MMA
 from centella.ops.matmul.normed import FEW, JOINED_ROWS, NormedAttrs
 from centella.ops.matmul.normed_kernel import JOINED, product_of
+from centella.ops.matmul.problem import THIN
 from centella.ops.matmul.product import Product
 from centella.ops.matmul.streamed import NORMED_STREAMED
+from centella.ops.matmul.streamed_many import STREAMED_MANY
 from centella.ops.matmul.streamed_rows import STREAMED_ROWS
 from centella.ops.matmul.wgmma import WGMMA
 from centella.ops.quant.digits import normed as digits
@@ -42,7 +44,9 @@ def _gated(variant: Variant[Product, Any], above: int = FEW) -> Gated:
     return Variant(variant.name, product, launches, preferred)
 
 
-SEVERAL: tuple[Gated, ...] = (_gated(STREAMED_ROWS, JOINED_ROWS), _gated(WGMMA), _gated(MMA))
+SEVERAL: tuple[Gated, ...] = (
+    _gated(STREAMED_ROWS, JOINED_ROWS), _gated(STREAMED_MANY, THIN), _gated(WGMMA), _gated(MMA),
+)  # fmt: skip
 
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:

@@ -39,7 +39,7 @@ JOINED_ROWS = 2  # rows up to which a thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
 FEW_ROWS = ("streamed", "joined")  # kernels of few rows
 DIGITS = "streamed_digits"  # that of weights in planes; the others are of floats
-VARIANTS = (*FEW_ROWS, "streamed_rows", "wgmma", "mma", DIGITS, APART)
+VARIANTS = (*FEW_ROWS, "streamed_rows", "streamed_many", "wgmma", "mma", DIGITS, APART)
 
 
 class NormedAttrs(Struct, frozen=True):

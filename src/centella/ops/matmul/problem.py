@@ -12,7 +12,7 @@ from centella.specs import Spec
 
 ALONG_K = (
     "gemv", "skinny", "skinny_mma", "large", "medium", "small", "mma", "wgmma", "streamed",
-    "streamed_rows",
+    "streamed_rows", "streamed_many",
 )  # fmt: skip
 VARIANTS = (*ALONG_K[:3], "columns", *ALONG_K[3:])  # `ALONG_K`: where B is contiguous along k
 THIN = 16  # most rows of a thin product

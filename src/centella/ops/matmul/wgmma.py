@@ -119,7 +119,7 @@ GATED_TILES = {
 }
 
 
-class _Operand:
+class OperandRing:
     """One operand's ring of tiles, the map that fills it, and where products find their factor.
 
     Of B with a gate a tile is two boxes, one below the other.
@@ -164,8 +164,8 @@ class _Shared:
     def __init__(self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool) -> None:
         self.tile = tile
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
-        self.left = _Operand(a, "a", tile.bm, tile, a_along_k, self.p)
-        self.right = _Operand(b, "b", tile.bn, tile, b_along_k, self.p)
+        self.left = OperandRing(a, "a", tile.bm, tile, a_along_k, self.p)
+        self.right = OperandRing(b, "b", tile.bn, tile, b_along_k, self.p)
         self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
         self.order = lang.ptx.Barriers(2)
         self.steps = (self.p["k"] + (tile.bk - 1)) // tile.bk
@@ -237,7 +237,7 @@ def _consume(
         if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
             shared.order.wait(mine, turn)
             turn.set(turn ^ 1)
-        last = _multiply(shared, ring, sums, down, leader)
+        last = multiply(shared, ring, sums, down, leader)
         if tile.turns:
             with lang.if_(leader):
                 shared.order.arrive(1 - mine)
@@ -257,7 +257,7 @@ def _consume(
     stored.close(leader)
 
 
-def _multiply(shared: _Shared, ring: Ring, sums: list[Any], down: Any, leader: Any) -> Any:
+def multiply(shared: Any, ring: Ring, sums: list[Any], down: Any, leader: Any) -> Any:
     """The steps of a tile; the stage of the last one, whose products are still under way."""
     left, right = shared.left, shared.right
     before = lang.var(0, u32)  # the stage that is being read
