@@ -63,7 +63,6 @@ def floor(bench: str, shape: tuple[int, ...]) -> Source:
 
 
 LONG, CORES = (1, 32, 8192, 128), ("as chosen", "torch SDPA")
-WHISPER = ("transformers", "transformers, graph")
 FFN, ONE_ROW, SOUND = (36, 1, 2560, 9728), (1, 1536, 1536), (1, 80, 3000)
 PERFORMANCE = {
     "f32 product 4096 x 4096 x 4096": speed("gemm", "gemm f32", SQUARE, "cublas"),
@@ -80,9 +79,13 @@ PERFORMANCE = {
         "decode", "attention, 8 heads of keys, f16 decode", (1, 32, 1, 32768, 128), "torch"
     ),
     "product of 16 rows": speed("gemv", "gemv f16", (16, 14336, 4096), "cublas", "read"),
-    "MiniLM f16, one sentence": speed("minilm", "MiniLM f16", (1, 16), "transformers", ms=True),
-    "encoder in the shape": speed("encoder", "Whisper encoder f16", (1,), *WHISPER),
-    "the same encoder": speed("encoder", "Whisper encoder f16", (8,), *WHISPER),
+    "MiniLM f16, one sentence of": speed("minilm", "MiniLM f16", (1, 16), "transformers", ms=True),
+    "MiniLM f16, one sentence, text": speed(
+        "sentence", "one sentence, text to vector", (1,), "transformers"
+    ),
+    "bge-m3's": cores("shapes", "bge-m3", (32, 512), "cuda", "torch.compile"),
+    "ModernBERT-base's": cores("shapes", "modernbert", (64, 512), "cuda", "torch.compile"),
+    "bge-reranker-v2-m3's": cores("shapes", "reranker", (100, 256), "cuda", "torch.compile"),
     "MiniLM f32, 512 x 128": speed("minilm", "MiniLM f32", (512, 128), "transformers"),
     "MiniLM f32, 32 x 128": speed("minilm", "MiniLM f32", (32, 128), "transformers"),
     "MiniLM f16, 512 x 128": speed("minilm", "MiniLM f16", (512, 128), "transformers"),
@@ -103,30 +106,82 @@ README_ALONE = {  # the page has these rows in tables of other columns
         "h200-speech", "decode", ("turbo", 1), (("cuda f16",), (), ("transformers f16",))
     ),
 }
-CUDA = ("cuda", "cuda bf16", "cuda f16", "all 2")
+CUDA = ("cuda", "all 2")
 H100 = {  # file, bench, first of the shape, who has the second number
-    "MiniLM f16, 512": ("minilm", "MiniLM f16", 512, "transformers"),
-    "MiniLM f16, one": ("sentence", "one sentence, text to vector", 1, "transformers"),
-    "bge-m3's": ("shapes", "bge-m3", 32, "torch.compile"),
-    "ModernBERT": ("shapes", "modernbert", 64, "torch.compile"),
-    "bge-reranker": ("shapes", "reranker", 100, "torch.compile"),
-    "Qwen3 0.6B in": ("generate", "decode", "0.6b", "transformers bf16"),
-    "Qwen3 4B in": ("generate", "decode", "4b", "transformers bf16"),
-    "Qwen3 4B, prompt": ("generate", "prefill 512", "4b", "transformers bf16"),
-    "Qwen3 4B, host": ("generate", "host, a step", "4b", ""),
-    "Qwen3 30B-A3B in": ("generate-moe", "decode", "30b-a3b", ""),
-    "Qwen3 30B-A3B, a prompt": ("generate-moe", "prefill 512", "30b-a3b", ""),
-    "Whisper large-v3,": ("transcribe", "file to text", "large-v3", "transformers f16"),
-    "Whisper large-v3-turbo": ("transcribe", "file to text", "turbo", "transformers f16"),
-    "Whisper tiny": ("transcribe", "file to text", "tiny", "transformers f16"),
     "search among": ("search-1e7", "search, f16", 1, "torch"),
     "the same, 64": ("search-1e7", "search, f16", 64, "torch"),
     "a million": ("million", "million: file to file", 1000000, "transformers"),
     "40 000": ("several", "encode on several, f16", 40000, "cuda:0"),
-    "Qwen3 0.6B, first": ("first", "qwen3-0.6b, first token, again", 1, "transformers"),
-    "Qwen3 4B, first": ("first", "qwen3-4b, first token, again", 1, "transformers"),
-    "the same, first text": ("first-text", "whisper-tiny, first text, again", 1, "transformers"),
+    "first text of": ("first-text", "whisper-tiny, first text, again", 1, "transformers"),
 }
+GREEDY, DRAWN, SERVED = "decode", "decode, sampled", "served, prefill included"
+TOLD, ALONE = "window to states", "window to keys and values"
+
+
+def decoder(bench: str, size: str, *peers: str) -> Source:
+    """A line of decoders: both devices, a peer."""
+    own = tuple((f"{device} bf16",) for device in DEVICES)
+    return Source("h200-generate", bench, (size, 1), (*own, peers))
+
+
+def batches(run: str, bench: str, size: str, who: str) -> tuple[Source, ...]:
+    """A line of several sequences: a cell for each number of them."""
+    return tuple(Source(run, bench, (size, n), ((who,),)) for n in (4, 8, 16, 64))
+
+
+def speech(bench: str, size: str, *peers: str) -> tuple[Source, ...]:
+    """A line of speech: in each cell one window, and eight."""
+    own = tuple((f"{device} f16",) for device in DEVICES)
+    return tuple(Source("h200-speech", bench, (size, n), (*own, peers)) for n in (1, 8))
+
+
+AFTER = "decode after 1024"
+PEER, COMPILED = "transformers bf16", "transformers f16, compiled"
+DECODERS = {
+    "0.6B, most": decoder(GREEDY, "0.6b", PEER),
+    "0.6B, drawn": decoder(DRAWN, "0.6b"),
+    "0.6B, requests": decoder(SERVED, "0.6b"),
+    "4B, most": decoder(GREEDY, "4b", PEER),
+    "4B, drawn": decoder(DRAWN, "4b"),
+    "4B, requests": decoder(SERVED, "4b"),
+    "0.6B, prompt": decoder("prefill 512", "0.6b", PEER),
+    "4B, prompt": decoder("prefill 512", "4b", PEER),
+}
+BATCHES = {
+    "0.6B": batches("h200-batches-0.6b", AFTER, "0.6b", "cuda bf16"),
+    "0.6B, transformers": batches("h200-generate-batches", AFTER, "0.6b", PEER),
+    "4B": batches("h200-batches-4b", AFTER, "4b", "cuda bf16"),
+    "4B, transformers": batches("h200-generate-batches", AFTER, "4b", PEER),
+}
+EXPERTS = {
+    name: Source("h200-generate-moe", bench, ("30b-a3b", n), tuple((f"{d} bf16",) for d in DEVICES))
+    for name, bench, n in (
+        ("one sequence, tokens/s", GREEDY, 1),
+        ("16 sequences, tokens/s in all", GREEDY, 16),
+        ("a prompt of 512 tokens, ms", "prefill 512", 1),
+        ("16 prompts of 512 tokens, ms", "prefill 512", 16),
+    )
+}
+SPEECH = {
+    "encoder of large-v3, ms": speech(TOLD, "large-v3", "transformers f16"),
+    "sound to keys and values, large-v3, ms": speech(ALONE, "large-v3"),
+    "decoding, large-v3, tokens/s": speech(GREEDY, "large-v3", COMPILED),
+    "decoding, large-v3-turbo, tokens/s": speech(GREEDY, "turbo", COMPILED),
+    "decoding, tiny, tokens/s": speech(GREEDY, "tiny", COMPILED),
+}
+FILES = {
+    name: Source("h200-transcribe", bench, shape, ((f"cuda{kind}",), (peer,)))
+    for name, bench, shape, kind, peer in (
+        ("large-v3", "file to text", ("large-v3", 16), " f16", "transformers f16"),
+        ("large-v3-turbo", "file to text", ("turbo", 16), " f16", "transformers f16"),
+        ("tiny", "file to text", ("tiny", 16), " f16", "transformers f16"),
+        ("spectrograms alone, ms", "log-mel", (20, 480000), "", "transformers, from the host"),
+    )
+}
+NAMED: dict[str, dict[str, Any]] = {  # by the first cell of a table's head
+    "sequences": BATCHES, "30B-A3B": EXPERTS, "Whisper": SPEECH, "ten minutes": FILES,
+}  # fmt: skip
+BEAMS = ("five beams beside greedy, large-v3, times as long", "the same, large-v3-turbo")
 FLOOR = {
     "feed-forward layers of Qwen3-4B": (floor("ffn: programs compiled in all", FFN),),
     "the same: compiled in the second": (floor("ffn: compiled in the second pass", FFN),),
@@ -204,6 +259,49 @@ def test_on_an_h100(start: str) -> None:
         check(numbers(cell), measured, f"{start}: {cell}")
 
 
+@pytest.mark.parametrize("start", DECODERS)
+def test_decoders(start: str) -> None:
+    cells = row_of(table("work", PAGE.partition("## Decoders on a GPU")[2]), start)
+    for cell, measured in zip(cells, DECODERS[start].numbers(), strict=True):
+        check(numbers(cell), measured, f"{start}: {cell}")
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [(header, name) for header, rows in NAMED.items() for name in rows],
+)
+def test_tables_whose_rows_are_named(header: str, name: str) -> None:
+    """A cell has the numbers of one source after the other, or each cell those of its own."""
+    sources, cells = NAMED[header][name], table(header)[name]
+    if isinstance(sources, Source):
+        measured = list(sources.numbers())
+    elif header == "sequences":
+        measured = [n for source in sources for n in source.numbers()]
+    else:
+        parts = zip(*(source.numbers() for source in sources), strict=True)
+        measured = [[n for part in cell for n in part] for cell in parts]
+    for cell, wanted in zip(cells, measured, strict=True):
+        check(numbers(cell), wanted, f"{name}: {cell}")
+
+
+@pytest.mark.parametrize(("name", "size"), [(BEAMS[0], "large-v3"), (BEAMS[1], "turbo")])
+def test_beams(name: str, size: str) -> None:
+    rows = rows_of("h200-speech")
+    for cell, device in zip(table("Whisper")[name], DEVICES, strict=False):
+        ratios = [rows["beam 5, a window's text", (size, n), f"{device} f16"] for n in (1, 8)]
+        check(numbers(cell), [row["of greedy"] for row in ratios], f"{name}: {cell}")
+
+
+@pytest.mark.parametrize(("name", "size"), [("Qwen3 0.6B", "qwen3-0.6b"), ("Qwen3 4B", "qwen3-4b")])
+def test_the_first_token(name: str, size: str) -> None:
+    rows = rows_of("h200-first")
+    first, again = f"{size}, first token", f"{size}, first token, again"
+    sources = ((first, "cuda"), (again, "cuda"), (again, "transformers"))
+    cells = table("first token")[name]
+    for cell, (bench, who) in zip(cells, sources, strict=True):
+        check(numbers(cell), [rows[bench, (1,), who]["rate"]], f"{name}: {cell}")
+
+
 @pytest.mark.parametrize("start", FLOOR)
 def test_beside_the_floor(start: str) -> None:
     theirs, *ours = row_of(table("claim"), start)
@@ -220,3 +318,5 @@ def test_every_figure_has_its_source() -> None:
         rows = table(header)
         assert len(rows) == len(sources)
         assert all(sum(first.startswith(s) for s in sources) == 1 for first in rows)
+    for header, named in NAMED.items():
+        assert table(header).keys() - set(BEAMS) == named.keys()

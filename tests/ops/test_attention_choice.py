@@ -17,7 +17,7 @@ from centella.ops.attention.mma import LEAST_TILE, MMA_TILES
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.parts import MOST_SPLITS, Parts
 from centella.ops.attention.problem import AttentionAttrs
-from centella.ops.attention.split import Layout
+from centella.ops.attention.split import SPLIT, Layout
 from centella.specs import Caps, Spec
 from tests.ops.test_choice import CLASSES, LARGE, MINIMUM, adapter, spec, view
 from tests.support.launched import op_form
@@ -158,6 +158,15 @@ def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
     assert chosen(qkv(8, 64)) == "cluster_mma"
     k = view((1, 2, 100, 64), (12900, 6450, 64, 1), dtype=f16, offset=1)
     assert chosen((spec(1, 4, 1, 64, dtype=f16), k, k)) == "split"
+
+
+def test_a_group_has_fewer_queries_of_few_keys() -> None:
+    """Through Vulkan on NVIDIA: the groups of the others read the same keys from a cache."""
+    for name, keys, rows in (("nvidia", 2048, 2), ("nvidia", 2049, 4), ("amd", 100, 4)):
+        q, k = spec(1, 32, 1, 128, dtype=f32), spec(1, 8, keys, 128, dtype=f32)
+        parts = SPLIT.tile(form_of((q, k, k)), adapter(name))
+        assert isinstance(parts, Parts) and parts.rows == rows, (name, keys)
+        assert parts.blocks == 4 // rows
 
 
 def test_few_sequences_of_many_keys_take_two_launches() -> None:

@@ -22,7 +22,13 @@ from centella.op.op import Form, Lowered
 from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, extents, texts_of
+from centella.ops.attention.problem import (
+    AttentionAttrs,
+    AttentionVariant,
+    extents,
+    keys_seen,
+    texts_of,
+)
 from centella.ops.attention.table import FEW_QUERIES, row_of
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
@@ -307,8 +313,13 @@ kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewri
 
 def _parts_of(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
     """The parts, where the threads of a group hold a head."""
-    fits = 0 < form.inputs[0].shape[3] <= MOST_DIM and texts_of(form) is None
-    return Parts.of(form, FEWEST_KEYS, most=row_of(caps).rows) if fits else None
+    _, _, queries, dim = form.inputs[0].shape
+    if not 0 < dim <= MOST_DIM or texts_of(form) is not None:
+        return None
+    row = row_of(caps)
+    few_keys, fewer = row.short
+    rows = fewer if keys_seen(form, queries) <= few_keys else row.rows
+    return Parts.of(form, FEWEST_KEYS, most=rows)
 
 
 def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:

@@ -28,6 +28,8 @@ class Row(Struct, frozen=True):
         tiles: by the most elements of a head, the best first, of which the first that fits is
             taken; without tiles the streaming kernel is the choice.
         rows: queries that a group has at most where few queries are split.
+        short: (keys, queries): where a head has at most so many keys, a group has so few queries;
+            the groups of the others read the same keys, from the L2 cache.
         stream: of the streaming kernel with heads of up to 32: keys that pass at a time, and
             whose scores a thread has at once.
         rolled: for threads that are a CPU's: what is written down is compiled, a load for
@@ -37,6 +39,7 @@ class Row(Struct, frozen=True):
     measured: str
     tiles: Tiles
     rows: int = MOST_ROWS
+    short: tuple[int, int] = (0, MOST_ROWS)
     stream: tuple[int, int] = (16, 4)
     rolled: bool = False
 
@@ -60,6 +63,7 @@ ROWS: dict[str, Row] = {
             128: (Tile(128, 64, 8, 8, 4, 2), LEAST),
             256: (WIDE,),
         },
+        short=(2048, 2),
         stream=(32, 8),
     ),
     "amd": CONSERVATIVE,
