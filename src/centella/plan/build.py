@@ -4,6 +4,7 @@
     join    norms with the product whose result they alone read, where one kernel takes both
     fuse    element-wise nodes with each other and with the norm or reduction beside them
     lower   each node to launches (its op chooses kernels) or to its NumPy formula on the CPU
+    share   launches that nodes have in common: the later ones are left out
     place   buffers: one for each value that stays, temporaries reused by lifetime
 
 A plan holds no tensors: buffers are given when it runs. Its key is the structure and the shapes of
@@ -12,7 +13,7 @@ what was recorded, so a plan serves every recording of the same form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from centella.op.op import Form
 from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import Fused, fuse
-from centella.plan.graph import PlanNode, Source, owners_of
+from centella.plan.graph import Lowering, Lowerings, PlanNode, Source, owners_of
 from centella.plan.join import joined
 from centella.plan.plan import Plan
+from centella.plan.share import Shared, shared
 from centella.record.recording import Node
 from centella.record.values import Origin, Value
 from centella.specs import Caps
@@ -37,21 +39,6 @@ LOWERED = 8192  # forms of a device, before their launches are forgotten
 MAX_GROUPS = 1 << 31  # what every backend can launch
 
 Wanted = Sequence[tuple[bool, ...]]
-
-
-class Lowering(Struct, frozen=True):
-    """What a form becomes.
-
-    Attributes:
-        launches: their slots count the form's inputs, outputs, then the temporaries.
-        scratch: bytes of each temporary.
-    """
-
-    launches: tuple[Launch, ...]
-    scratch: tuple[int, ...]
-
-
-Lowerings = MutableMapping[Form[Any], Lowering]
 
 
 class Memo(Struct, eq=False):
@@ -116,7 +103,8 @@ def build(
                 nodes[index].refuse(error)
                 raise
     owners = owners_of(plain)
-    values = _lifetimes(plain, alive, owners, memo.launches)
+    common = shared(plain, alive, memo.launches)
+    values = _lifetimes(plain, alive, owners, memo.launches, common)
     slots, sizes, makers = placement.place(values)
     first = len(externals)
     where: dict[Origin, int] = {
@@ -124,6 +112,8 @@ def build(
     }
     for version, owner in owners.items():
         where[version] = owner[1] if owner[0] < 0 else where[owner]
+    for own, earlier in common.memory.items():
+        where[own] = where[earlier]
     return Plan(
         first,
         sizes,
@@ -133,7 +123,8 @@ def build(
             each
             for i, n in enumerate(plain)
             if alive[i]
-            for each in _launches(i, n, where, memo.launches)
+            for number, each in _launches(i, n, where, memo.launches)
+            if (i, number) not in common.left_out
         ),
         tuple(plain),
         sum(not a for a in needed),
@@ -163,7 +154,7 @@ def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
 
 def _lifetimes(
     nodes: Sequence[PlanNode], alive: list[bool], owners: Mapping[Origin, Origin],
-    launches: Lowerings,
+    launches: Lowerings, common: Shared,
 ) -> list[placement.Lifetime]:  # fmt: skip
     """What needs memory: results, temporaries and what nodes need for themselves."""
     last: dict[Origin, int] = {}
@@ -189,30 +180,28 @@ def _lifetimes(
                 )
         if node.form in launches:
             for number, nbytes in enumerate(launches[node.form].scratch):
-                values.append(placement.Lifetime(index, -1 - number, nbytes, index, False))
+                origin = (index, -1 - number)
+                if origin not in common.memory:
+                    end = common.last.get(origin, index)
+                    values.append(placement.Lifetime(*origin, nbytes, end, False))
     return values
 
 
 def _launches(
     index: int, node: PlanNode, where: Mapping[Origin, int], lowerings: Lowerings
-) -> list[Launch]:
-    """The launches of a node on the slots of the plan."""
+) -> Iterator[tuple[int, Launch]]:
+    """The launches of a node on the slots of the plan, by number."""
     lowered = lowerings.get(node.form)
     if lowered is None:
-        return []
+        return
     inputs = [s.index if s.node < 0 else where[s.node, s.index] for s in node.inputs]
     outputs = [where[index, i] for i in range(len(node.form.outputs))]
     scratch = [where[index, -1 - i] for i in range(len(lowered.scratch))]
     slots = (*inputs, *outputs, *scratch)
     offsets = [s.offset for s in node.inputs] + [0] * (len(outputs) + len(scratch))
-    return [
-        replace(
-            launch.shifted([offsets[i] for i in launch.slots]),
-            slots=tuple([slots[i] for i in launch.slots]),
-            node=index,
-        )
-        for launch in lowered.launches
-    ]
+    for number, launch in enumerate(lowered.launches):
+        shifted = launch.shifted([offsets[i] for i in launch.slots])
+        yield number, replace(shifted, slots=tuple([slots[i] for i in launch.slots]), node=index)
 
 
 def _lower(form: Form[Any], caps: Caps, lowerings: Lowerings) -> None:

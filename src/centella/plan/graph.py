@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
+from centella.backends.base import Launch
 from centella.op.op import Form, Op
 from centella.record.values import Origin
 
@@ -30,6 +31,21 @@ class PlanNode(Struct, frozen=True):
     def op(self) -> Op[Any]:
         """The operation."""
         return self.form.op
+
+
+class Lowering(Struct, frozen=True):
+    """What a form becomes.
+
+    Attributes:
+        launches: their slots count the form's inputs, outputs, then the temporaries.
+        scratch: bytes of each temporary.
+    """
+
+    launches: tuple[Launch, ...]
+    scratch: tuple[int, ...]
+
+
+Lowerings = MutableMapping[Form[Any], Lowering]
 
 
 def owners_of(nodes: Sequence[PlanNode]) -> dict[Origin, Origin]:
