@@ -22,10 +22,13 @@ from measure import Call, Row, alternate, forcing, of_launch, summary, torch_or_
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
 from centella.op.op import Form
+from centella.op.variant import Variant
 from centella.ops.matmul import choice
 from centella.ops.matmul.op import LINEAR
 from centella.ops.matmul.problem import LinearAttrs, Problem
 from centella.ops.matmul.skinny import SKINNY_MMA, Skinny, skinny_tile_of
+from centella.ops.matmul.streamed_many import MOST, STREAMED_MANY, ManyTile
+from centella.ops.matmul.streamed_many import tiles_of as many_tiles_of
 from centella.ops.matmul.sums import Thin
 from centella.ops.matmul.thin import ROWS, SKINNY
 from centella.specs import make_spec
@@ -34,6 +37,7 @@ from centella.tensors.tensor import apply
 # [n, k]: the two products of a feed-forward layer, and one of attention.
 SHAPES = ((14336, 4096), (4096, 14336), (4096, 4096))
 SMALL = ((333, 64), (64, 333))
+FEW = 16  # rows up to which a product is thin
 KINDS = "f32,f16,bf16,i8"
 ROTATED = 240e6  # bytes of weights that a round goes over before it repeats
 MOVED = 2e9  # bytes of weights that a replay reads
@@ -212,7 +216,8 @@ def timed(
 def cells(args: argparse.Namespace) -> Iterator[tuple[str, Cell, dict[str, list[Set]], Any]]:
     """Each product that was asked for: its kind, operands on the devices and for PyTorch."""
     torch = torch_or_none()
-    for n, k in SMALL if args.small else SHAPES:
+    asked = [tuple(map(int, shape.split("x"))) for shape in args.shapes.split(",") if shape]
+    for n, k in asked or (SMALL if args.small else SHAPES):
         for kind in (args.dtypes or KINDS).split(","):
             stored, _, x_name = kind.partition("/")
             w_type = dtype_of(stored)
@@ -244,11 +249,17 @@ def gemv(args: argparse.Namespace) -> Iterator[Row]:
 # -- sweep -----------------------------------------------------------------------------------------
 
 
-def title(tile: Thin | Skinny) -> str:
+Shape = Thin | Skinny | ManyTile
+
+
+def title(tile: Shape) -> str:
     """A group's shape: threads of a team, outputs of a team, steps at once, threads.
 
-    On tensor cores: eights of rows by sixteens of outputs, warps, steps at once.
+    On tensor cores: eights of rows by sixteens of outputs, warps, steps at once; of more rows the
+    columns of a tile, parts of the depth, stages.
     """
+    if isinstance(tile, ManyTile):
+        return f"many {tile.columns} columns, {tile.parts} parts, {tile.stages} stages"
     if isinstance(tile, Skinny):
         return f"skinny {tile.eights} x {tile.sixteens}, {tile.deep} warps, {tile.unroll}"
     return f"{tile.lanes} lanes, {tile.outs} x {tile.unroll}, {tile.threads}"
@@ -277,11 +288,23 @@ def tiles(cell: Cell, caps: ct.Caps) -> list[Thin]:
     ]
 
 
+def problem_of(cell: Cell) -> Problem:
+    """The product."""
+    (m, k), n = cell.x.shape, len(cell.sets[0][0])
+    return Problem(1, m, n, k, k, k, n, 0, 0, 0, True, True)
+
+
+def many_tiles(cell: Cell, caps: ct.Caps) -> list[ManyTile]:
+    """The tiles of a cluster of groups, where 17 to 64 rows have them."""
+    halves = cell.x_type is cell.w_type and cell.x_type.itemsize == 2
+    if not (halves and FEW < len(cell.x) <= MOST and caps.warpgroups and caps.target == "ptx"):
+        return []
+    return many_tiles_of(problem_of(cell), False, caps)
+
+
 def skinny_tiles(cell: Cell, caps: ct.Caps) -> list[Skinny]:
     """The shapes of a group on tensor cores worth a try, where the product has them."""
-    (m, k), n = cell.x.shape, len(cell.sets[0][0])
-    problem = Problem(1, m, n, k, k, k, n, 0, 0, 0, True, True)
-    dtypes = (cell.x_type, cell.w_type)
+    problem, dtypes = problem_of(cell), (cell.x_type, cell.w_type)
     chosen = skinny_tile_of(problem, dtypes, caps) if caps.target == "ptx" else None
     if chosen is None:
         return []
@@ -290,7 +313,12 @@ def skinny_tiles(cell: Cell, caps: ct.Caps) -> list[Skinny]:
     return [tile for tile in possible if tile.together(*dtypes) * tile.threads >= 256]
 
 
-def forced(tile: Thin | Skinny) -> Callable[..., Any]:
+KERNELS: dict[type[Any], Variant[Any, Any]] = {
+    Thin: SKINNY, Skinny: SKINNY_MMA, ManyTile: STREAMED_MANY,
+}  # fmt: skip
+
+
+def forced(tile: Shape) -> Callable[..., Any]:
     """`linear` with a group of this shape: to be captured while it is forced."""
 
     def product(x: ct.Tensor, w: ct.Tensor, scale: ct.Tensor | None) -> ct.Tensor:
@@ -313,10 +341,11 @@ def thin_sweep(args: argparse.Namespace) -> Iterator[Row]:
                 print(f"{name}: skipped, it has no groups")
                 continue
             contestants[f"{name} shipped"] = ours(device, cell, sets, ct.linear)
-            every = [*skinny_tiles(cell, device.caps), *tiles(cell, device.caps)]
+            every: list[Shape] = [*many_tiles(cell, device.caps), *skinny_tiles(cell, device.caps)]
+            every += tiles(cell, device.caps) if len(cell.x) <= FEW else []
             for tile in every[: 4 if args.small else None]:
                 who = f"{name} {title(tile)}"
-                kernel = SKINNY_MMA if isinstance(tile, Skinny) else SKINNY
+                kernel = KERNELS[type(tile)]
                 try:
                     with forcing(choice, kernel, title(tile), lambda form, caps, t=tile: t):
                         contestants[who] = ours(device, cell, sets, forced(tile))

@@ -7,6 +7,7 @@
     python benchmarks/run.py attention-cores --devices cuda --json results/attention.json
     python benchmarks/run.py gemv --devices cuda,webgpu --json results/gemv.json
     python benchmarks/run.py thin --devices cuda --dtypes f16 --rows 1,4 --json results/thin.json
+    python benchmarks/run.py thin --devices cuda --dtypes bf16 --rows 64 --shapes 6144x2560
     python benchmarks/run.py attention --devices cuda,webgpu --json results/attention.json
     python benchmarks/run.py bias --devices cuda --json results/bias.json
     python benchmarks/run.py decode --devices cuda,webgpu --json results/decode.json
@@ -315,7 +316,11 @@ def main() -> None:
         "--tiles", nargs="?", const="", metavar="WORDS",
         help="mma, attention-cores, whole-rows: other tiles too: all, or those named with (a,b)",
     )  # fmt: skip
-    parser.add_argument("--shapes", default="", help="mma, imported: m x n x k, ...; rows: ops")
+    parser.add_argument(
+        "--shapes",
+        default="",
+        help="mma, imported: m x n x k, ...; gemv, thin: n x k, ...; rows: ops",
+    )
     parser.add_argument(
         "--compile", action="store_true", help="encoder, generate: torch.compile as well"
     )

@@ -23,8 +23,8 @@ def mixture(
     def tensor(*shape: int) -> ct.Tensor:
         return ct.asarray(rng.standard_normal(shape).astype(np.float16), device=device)
 
-    def attrs(gate: str) -> dict[str, object]:
-        return {"gate": gate} | ({"variant": variant} if variant else {})
+    def attrs(gate: str) -> dict[str, str | None]:
+        return {"gate": gate, "variant": variant}
 
     x, shares = tensor(100, K), tensor(100, 2)
     gate, up, down = tensor(EXPERTS, N, K), tensor(EXPERTS, N, K), tensor(EXPERTS, K, N)

@@ -278,9 +278,14 @@ def tile_of(product: Product, caps: Caps) -> ManyTile | None:
         return None
     if "scale" in product.names or caps.max_workgroup < kernel.workgroup:
         return None
-    every = (ManyTile(c, parts, gated=product.gated) for parts in PARTS for c in COLUMNS)
-    fitting = [tile for t in every if (tile := _with_stages(t, problem, caps)) is not None]
-    return min(fitting, key=lambda tile: _microseconds(tile, problem), default=None)
+    tiles = tiles_of(problem, product.gated, caps)
+    return min(tiles, key=lambda tile: _microseconds(tile, problem), default=None)
+
+
+def tiles_of(problem: Problem, gated: bool, caps: Caps) -> list[ManyTile]:
+    """The tiles that there is room for, with as many stages as there is room for."""
+    every = (ManyTile(c, parts, gated=gated) for parts in PARTS for c in COLUMNS)
+    return [tile for t in every if (tile := _with_stages(t, problem, caps)) is not None]
 
 
 def _turns(tile: ManyTile, problem: Problem) -> int:
