@@ -105,6 +105,12 @@ def test_which_products_are_streamed() -> None:
         assert call_of(m, 640, k).kernel.name != "streamed_many"
 
 
+@pytest.mark.parametrize(("m", "gate"), [(2, ""), (17, ""), (64, ""), (64, "silu")])
+def test_a_weight_without_rows_is_no_fit(m: int, gate: str) -> None:
+    """There is no tile of nothing; other kernels have launches of no groups."""
+    assert call_of(m, 0, 1024, gate=gate).groups == 0
+
+
 @pytest.mark.parametrize(
     ("n", "k", "gate", "columns", "parts", "groups"),
     [

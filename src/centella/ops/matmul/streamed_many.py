@@ -273,7 +273,7 @@ def tile_of(product: Product, caps: Caps) -> ManyTile | None:
     """How a cluster works where rows are few and those of both operands whole chunks of 16 bits."""
     problem = product.problem
     along = problem.a_along_k and problem.b_along_k
-    few = problem.batch == 1 and 1 < problem.m <= MOST and problem.k >= FEWEST
+    few = problem.batch == 1 and 1 < problem.m <= MOST and problem.k >= FEWEST and problem.n > 0
     if not (few and along and product.whole and takes(product.dtypes) and caps.warpgroups):
         return None
     if "scale" in product.names or caps.max_workgroup < kernel.workgroup:
