@@ -95,6 +95,7 @@ PERFORMANCE = {
     "the same, a second time": speed("start", "centella embed, again, wall", (1,), "cpu"),
     "an operation of a replay": speed("host", "replay", (200,)),
 }
+PEER, COMPILED = "transformers bf16", "transformers f16, compiled"
 README_ALONE = {  # the page has these rows in tables of other columns
     "Qwen3 4B in bf16": Source(
         "h200-generate",
@@ -103,7 +104,7 @@ README_ALONE = {  # the page has these rows in tables of other columns
         (("cuda bf16",), ("webgpu bf16",), ("transformers bf16",)),
     ),
     "Whisper large-v3-turbo": Source(
-        "h200-speech", "decode", ("turbo", 1), (("cuda f16",), (), ("transformers f16",))
+        "h200-speech", "decode", ("turbo", 1), (("cuda f16",), (), (COMPILED,))
     ),
 }
 CUDA = ("cuda", "all 2")
@@ -136,7 +137,6 @@ def speech(bench: str, size: str, *peers: str) -> tuple[Source, ...]:
 
 
 AFTER = "decode after 1024"
-PEER, COMPILED = "transformers bf16", "transformers f16, compiled"
 DECODERS = {
     "0.6B, most": decoder(GREEDY, "0.6b", PEER),
     "0.6B, drawn": decoder(DRAWN, "0.6b"),
@@ -182,6 +182,46 @@ NAMED: dict[str, dict[str, Any]] = {  # by the first cell of a table's head
     "sequences": BATCHES, "30B-A3B": EXPERTS, "Whisper": SPEECH, "ten minutes": FILES,
 }  # fmt: skip
 BEAMS = ("five beams beside greedy, large-v3, times as long", "the same, large-v3-turbo")
+BEAM, SEVERAL = "beam 5, a window's text", "encode on several, f16"
+MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and beside whom
+    "a prompt of 512 tokens of 4B, ms": [
+        ("h200-generate", "prefill 512", ("4b", 1), "cuda bf16"),
+    ],
+    "0.6B, one sequence, tokens/s": [("h200-generate", GREEDY, ("0.6b", 1), "cuda bf16")],
+    "4B in Q4_K, one sequence, tokens/s": [
+        ("h200-generate-quantized", GREEDY, ("4b", 1), "cuda q4_k"),
+    ],
+    "4B, 16 sequences, tokens/s": [("h200-batches-4b", AFTER, ("4b", 16), "cuda bf16")],
+    "4B, 64 sequences, tokens/s": [("h200-batches-4b", AFTER, ("4b", 64), "cuda bf16")],
+    "WebGPU, 4B and 0.6B, tokens/s": [
+        ("h200-generate", GREEDY, (size, 1), "webgpu bf16") for size in ("4b", "0.6b")
+    ],
+    "encoder of large-v3, one window and eight, ms": [
+        ("h200-speech", TOLD, ("large-v3", n), "cuda f16") for n in (1, 8)
+    ],
+    "decoding large-v3, tokens/s": [("h200-speech", GREEDY, ("large-v3", 1), "cuda f16")],
+    "weights of 0.6B loaded, GB/s": [("h200-first", "qwen3-0.6b, loaded", (1,), "cuda")],
+    "MiniLM f16, sentences/s": [("h200-minilm", "MiniLM f16", (512, 128), "cuda")],
+    "one sentence, text to vector, ms": [
+        ("h200-sentence", "one sentence, text to vector", (1,), "cuda"),
+    ],
+    "bge-m3, ModernBERT, reranker beside torch.compile": [
+        ("h200-shapes", "bge-m3", (32, 512), "cuda", "torch.compile"),
+        ("h200-shapes", "modernbert", (64, 512), "cuda", "torch.compile"),
+        ("h200-shapes", "reranker", (100, 256), "cuda", "torch.compile"),
+    ],
+    "two cards beside one, MiniLM (two H100)": [
+        ("h100-several", SEVERAL, (40000,), "all 2", "cuda:0"),
+    ],
+}
+MISSED |= {
+    name: [("h200-speech", BEAM, (size, n), who) for size in ("large-v3", "turbo")]
+    for name, n, who in (
+        ("five beams beside greedy, large-v3 and turbo", 1, "cuda f16"),
+        ("the same, eight windows", 8, "cuda f16"),
+        ("the same through WebGPU, one window", 1, "webgpu f16"),
+    )
+}
 FLOOR = {
     "feed-forward layers of Qwen3-4B": (floor("ffn: programs compiled in all", FFN),),
     "the same: compiled in the second": (floor("ffn: compiled in the second pass", FFN),),
@@ -300,6 +340,18 @@ def test_the_first_token(name: str, size: str) -> None:
     cells = table("first token")[name]
     for cell, (bench, who) in zip(cells, sources, strict=True):
         check(numbers(cell), [rows[bench, (1,), who]["rate"]], f"{name}: {cell}")
+
+
+def test_bars_that_are_missed() -> None:
+    rows = table("on an H200")
+    assert rows.keys() == MISSED.keys()
+    for name, (_, cell) in rows.items():
+        measured = []
+        for run, bench, shape, who, *peer in MISSED[name]:
+            row = rows_of(run)[bench, shape, who]
+            beside = rows_of(run)[bench, shape, peer[0]]["rate"] if peer else 1
+            measured.append(row.get("of greedy", row["rate"]) / beside)
+        check(numbers(cell), measured, name)
 
 
 @pytest.mark.parametrize("start", FLOOR)

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+import centella as ct
 from centella.dtypes import DType, bf16, f16, f32
 from centella.emit.program import Call
-from centella.ops.matmul.streamed_many import PARTS, ManyTile
+from centella.emit.ptx import emit_ptx
+from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.product import Product
+from centella.ops.matmul.streamed_many import PARTS, STREAMED_MANY, ManyTile
 from centella.simulator.run import simulate
-from centella.specs import Caps, Spec
+from centella.specs import Caps, Spec, make_spec
+from centella.tensors import functional
 from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
 from tests.ops.test_streamed_rows import call_of, product_of
 from tests.support.attention import CAPS
@@ -27,6 +32,15 @@ def tile_of(call: Call) -> ManyTile:
     tile = dict(call.constants)["tile"]
     assert isinstance(tile, ManyTile)
     return tile
+
+
+def product(m: int, n: int, k: int, gated: bool = False) -> Product:
+    """Of whole matrices in bf16."""
+    x, y = make_spec((m, k), bf16, 16), make_spec((m, n), bf16, 16)
+    w = make_spec((2 * n if gated else n, k), bf16, 16)
+    return Product(
+        Problem.of_rows(x, w, y), (x, w, y), activation="silu" if gated else "", gated=gated
+    )
 
 
 def computed(
@@ -105,6 +119,18 @@ def test_which_products_are_streamed() -> None:
         assert call_of(m, 640, k).kernel.name != "streamed_many"
 
 
+@pytest.mark.parametrize(("m", "gate"), [(2, ""), (17, ""), (64, ""), (64, "silu")])
+def test_a_weight_without_rows_is_no_fit(m: int, gate: str) -> None:
+    """There is no tile of nothing; other kernels have launches of no groups."""
+    assert call_of(m, 0, 1024, gate=gate).groups == 0
+
+
+def test_a_gate_of_no_outputs() -> None:
+    """Whether a kernel takes it is asked before there is anything to launch."""
+    x, weight = (ct.zeros((rows, 256), dtype="f16", device="simulator") for rows in (40, 0))
+    assert functional.normed_linear(x, weight, gate="silu").shape == (40, 0)
+
+
 @pytest.mark.parametrize(
     ("n", "k", "gate", "columns", "parts", "groups"),
     [
@@ -124,6 +150,33 @@ def test_all_multiprocessors_read(
     tile = tile_of(call)
     assert (tile.columns, tile.parts, call.groups) == (columns, parts, groups)
     assert groups <= PARTS[parts] and tile.shared_bytes <= CAPS.max_shared
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "gate"), [(1024, 3072, ""), (151936, 2560, ""), (9728, 2560, "silu")]
+)
+def test_weights_are_asked_for_before_the_wait(n: int, k: int, gate: str) -> None:
+    """x and what follows the product are not: launches before may still write them."""
+    ir = traced(call_of(64, n, k, "bias", gate=gate))
+    assert [ir.args[i].name for i in ir.early] == ["b"]
+    before, wait, behind = emit_ptx(ir, "sm_90a").partition("griddepcontrol.wait;")
+    assert wait and "cp.async.bulk.tensor" in before and "ld.global" not in before
+    assert "griddepcontrol.launch_dependents" in behind
+
+
+@pytest.mark.parametrize("room", [227, 163, 99, 64, 48, 32])
+def test_it_keeps_to_the_shared_memory_of_a_device(room: int) -> None:
+    """Fewer stages, fewer columns, no parts; or another kernel."""
+    caps = replace(CAPS, max_shared=room << 10)
+    for n, k, gate in (
+        (2560, 4096, False), (300, 9728, True), (1, 128, False), (151936, 2560, False),
+    ):  # fmt: skip
+        asked = product(64, n, k, gated=gate)
+        if STREAMED_MANY.fits(asked, caps):
+            (call,) = STREAMED_MANY.lower(asked, caps).calls
+            assert traced(call).shared_bytes <= caps.max_shared
+        else:
+            assert room <= 48
 
 
 @needs_ptxas

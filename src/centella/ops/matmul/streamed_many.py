@@ -3,12 +3,13 @@
     y[m, n] = f(alpha (x[m, :] . W[n, :]) + bias[n]) + residual[m, n]
     y[m, n] = act(alpha (x[m, :] . W[n, :]) + bias[n]) * (...[n + columns])     with a gate
 
-So few rows read weights as one row does: what counts is that all multiprocessors read at once.
-A cluster takes a tile of outputs, and each of its groups a part of the depth, so that a weight of
-few outputs keeps them all busy, too. In a group one thread has tiles of W, then of x, copied to a
-ring, those of the first stages of W before the launches before this one are over; a warpgroup
-multiplies what has arrived. Then each group sends every other its share of the sums, adds up its
-own share over the parts, in order, and stores it. Without parts sums leave from the registers.
+Reading W takes most of the time, as it does for one row, so all multiprocessors have to read at
+once. Where W has few outputs, a cluster takes a tile of them and each of its groups a part of the
+depth. One thread of a group has tiles of W and of x copied to a ring; what the ring holds of W is
+asked for before the launches before this one are over. A warpgroup multiplies what has arrived.
+Then each group sends to every group of the cluster the sums that this one stores, adds up over the
+parts, in order, what was sent to it, and stores the results. Where W has many outputs, the depth is
+whole: a group takes tiles in turn, and results leave from its registers.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class ManyTile(Struct, frozen=True):
 
     Attributes:
         columns: rows of W that a tile has, of both halves where there is a gate.
-        parts: of the depth, the groups of a cluster.
+        parts: of the depth; as many groups are a cluster.
+        stages: of the ring.
+        gated: whether half of the columns are gates of the others.
     """
 
     columns: int
@@ -63,22 +66,22 @@ class ManyTile(Struct, frozen=True):
 
     @property
     def halves(self) -> int:
-        """Sums of an output."""
+        """Sums that an output is made of."""
         return 2 if self.gated else 1
 
     @property
     def eights(self) -> int:
-        """Eights of outputs of a tile."""
+        """How many times eight outputs a tile has."""
         return self.columns // self.halves // 8
 
     @property
     def share(self) -> int:
-        """Of what a tile has of sixteen rows and eight outputs, how many pieces a group stores."""
+        """Pieces of a tile, of sixteen rows by eight outputs, that a group stores."""
         return WARPS * self.eights // self.parts
 
     @property
     def sum_bytes(self) -> int:
-        """Of shared memory, for the sums that a group stores, of all parts."""
+        """Bytes of shared memory for what all parts have of the outputs that a group stores."""
         return 4 * M * self.columns if self.parts > 1 else 0
 
     @property
@@ -112,7 +115,7 @@ class _Sums:
         return (number * WARP + lang.local_id() % WARP) * 4
 
     def send(self, sums: Any) -> None:
-        """Send the sums to whom they belong."""
+        """Send each piece to the group that stores it."""
         tile = self._tile
         warp = lang.local_id() // WARP % WARPS
         for j in range(tile.eights):
@@ -270,10 +273,10 @@ FEWEST = 128  # columns of W
 
 
 def tile_of(product: Product, caps: Caps) -> ManyTile | None:
-    """How a cluster works where rows are few and those of both operands whole chunks of 16 bits."""
+    """How a cluster works, where x has 2 to 64 rows, and rows of x and W start on 16 bytes."""
     problem = product.problem
     along = problem.a_along_k and problem.b_along_k
-    few = problem.batch == 1 and 1 < problem.m <= MOST and problem.k >= FEWEST
+    few = problem.batch == 1 and 1 < problem.m <= MOST and problem.k >= FEWEST and problem.n > 0
     if not (few and along and product.whole and takes(product.dtypes) and caps.warpgroups):
         return None
     if "scale" in product.names or caps.max_workgroup < kernel.workgroup:
@@ -307,8 +310,8 @@ def _steps(tile: ManyTile, problem: Problem) -> int:
 def _with_stages(tile: ManyTile, problem: Problem, caps: Caps) -> ManyTile | None:
     """A tile with as many stages as there is room for; None where it does not suit."""
     steps, turns = _steps(tile, problem), _turns(tile, problem)
-    shared = WARPS * tile.eights % tile.parts == 0
-    if tile.parts > 1 and not (caps.clusters and shared and turns == 1 and steps > 1):
+    even = WARPS * tile.eights % tile.parts == 0  # shares of pieces
+    if tile.parts > 1 and not (caps.clusters and even and turns == 1 and steps > 1):
         return None
     room = min(SHARED, caps.max_shared) - tile.shared_bytes - 1024
     stages = min(room // (tile.group.stage_bytes + 16), steps * turns)
@@ -318,7 +321,8 @@ def _with_stages(tile: ManyTile, problem: Problem, caps: Caps) -> ManyTile | Non
 def _microseconds(tile: ManyTile, problem: Problem) -> float:
     """What a product takes, fitted to 12 shapes of 64 rows by 219 tiles on an H200.
 
-    A group reads 40 KB a microsecond, or what its ring has for 1.2 of them; x is in the L2 cache.
+    A group reads 40 KB a microsecond, or what its ring holds in 1.23 of them. Of x, which is in the
+    L2 cache, 0.3 of the bytes count.
     """
     rate = min(40_000.0, tile.stages * tile.group.stage_bytes / 1.23)
     turns, nbytes = _turns(tile, problem), 2 * DEPTH * (tile.columns + 0.3 * M)
