@@ -162,8 +162,9 @@ def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
 
 def test_a_group_has_fewer_queries_of_few_keys() -> None:
     """Through Vulkan on NVIDIA: the groups of the others read the same keys from a cache."""
-    for name, keys, rows in (("nvidia", 2048, 2), ("nvidia", 2049, 4), ("amd", 100, 4)):
-        q, k = spec(1, 32, 1, 128, dtype=f32), spec(1, 8, keys, 128, dtype=f32)
+    for name, batch, keys, rows in (("nvidia", 1, 2048, 2), ("nvidia", 1, 2049, 4),
+                                    ("nvidia", 2, 100, 4), ("amd", 1, 100, 4)):  # fmt: skip
+        q, k = spec(batch, 32, 1, 128, dtype=f32), spec(batch, 8, keys, 128, dtype=f32)
         parts = SPLIT.tile(form_of((q, k, k)), adapter(name))
         assert isinstance(parts, Parts) and parts.rows == rows, (name, keys)
         assert parts.blocks == 4 // rows

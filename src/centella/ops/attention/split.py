@@ -313,12 +313,13 @@ kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewri
 
 def _parts_of(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
     """The parts, where the threads of a group hold a head."""
-    _, _, queries, dim = form.inputs[0].shape
+    batch, _, queries, dim = form.inputs[0].shape
     if not 0 < dim <= MOST_DIM or texts_of(form) is not None:
         return None
     row = row_of(caps)
     few_keys, fewer = row.short
-    rows = fewer if keys_seen(form, queries) <= few_keys else row.rows
+    short = batch == 1 and keys_seen(form, queries) <= few_keys
+    rows = fewer if short else row.rows
     return Parts.of(form, FEWEST_KEYS, most=rows)
 
 

@@ -28,8 +28,8 @@ class Row(Struct, frozen=True):
         tiles: by the most elements of a head, the best first, of which the first that fits is
             taken; without tiles the streaming kernel is the choice.
         rows: queries that a group has at most where few queries are split.
-        short: (keys, queries): where a head has at most so many keys, a group has so few queries;
-            the groups of the others read the same keys, from the L2 cache.
+        short: (keys, queries): where a head of one sequence has at most so many keys, a group has
+            so few queries; the groups of the others read the same keys, from the L2 cache.
         stream: of the streaming kernel with heads of up to 32: keys that pass at a time, and
             whose scores a thread has at once.
         rolled: for threads that are a CPU's: what is written down is compiled, a load for

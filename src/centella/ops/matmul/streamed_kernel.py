@@ -114,6 +114,34 @@ def _produce(shared: Shares) -> None:
     lang.ptx.launch_dependents()
 
 
+def bring_both(
+    stages: int, empty: Any, count: Any, weights: Callable[[Any, Any], None],
+    rows: Callable[[Any, Any], None],
+) -> None:  # fmt: skip
+    """Have tiles of weights, and of x beside them, copied as stages become free.
+
+    Those of weights that there is room for come before the launches before this one are over.
+
+    Args:
+        empty: the barriers of the stages; count: tiles.
+        weights, rows: have the tile of a number copied to a stage; `weights` announces the bytes.
+    """
+    ring, ahead = Ring(stages), lang.minimum(count, stages)
+    for number in lang.range(ahead):
+        weights(number, number)
+    lang.ptx.await_launches()
+    for number in lang.range(ahead):
+        rows(number, number)
+    ring.move(ahead)
+    for number in lang.range(ahead, count):
+        stage = ring.stage.get()
+        empty.wait(stage, ring.parity ^ 1)
+        weights(number, stage)
+        rows(number, stage)
+        ring.advance()
+    lang.ptx.launch_dependents()
+
+
 class Normed:
     """One row of x in the registers of a group's consumers, normalised.
 

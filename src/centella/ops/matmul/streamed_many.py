@@ -31,6 +31,7 @@ from centella.ops.matmul.problem import THIN, Problem
 from centella.ops.matmul.product import Constants, Product, launch
 from centella.ops.matmul.results import Finish, M, Stored
 from centella.ops.matmul.streamed import SHARED
+from centella.ops.matmul.streamed_kernel import bring_both
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import store_words
 from centella.ops.matmul.wgmma import WARPGROUP, OperandRing, WgmmaTile, multiply
@@ -127,9 +128,7 @@ class _Sums:
                 at = self._at(self.rank, piece, half)
                 self._there.send(0, self._memory, at, values, rank)
 
-    def store(
-        self, column: Any, activation: str, extra: dict[str, Any], words: tuple[str, ...], y: Any
-    ) -> None:
+    def store(self, column: Any, activation: str, extra: dict[str, Any], y: Any) -> None:
         """Add up and store this group's share, once it is there."""
         tile, n = self._tile, lang.parameter("n", u32)
         self._there.wait(0, 0)
@@ -141,7 +140,7 @@ class _Sums:
             at = column + number % tile.eights * 8 + lane % QUAD * 2
             inside = at < n
             with lang.if_(inside & (piece < tile.share) if base + WARPS > tile.share else inside):
-                finish = Epilogue(activation, extra, at, 2, n, words, tile.gated, NATIVE)
+                finish = Epilogue(activation, extra, at, 2, n, (), tile.gated, NATIVE)
                 whole = [self._total(piece, half) for half in range(tile.halves)]
                 for below in range(2):
                     line = row + 8 * below
@@ -184,8 +183,7 @@ class _Shared:
 
 
 def _streamed_many(
-    *, tile: ManyTile, activation: str, words: tuple[str, ...], a: Argument, b: Argument,
-    y: Argument, **extra: Argument,
+    *, tile: ManyTile, activation: str, a: Argument, b: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     sums, rank = None, lang.const(0, u32)
     if tile.parts > 1:
@@ -196,15 +194,13 @@ def _streamed_many(
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
         _produce(shared)
     with lang.ptx.role(WARPGROUP, WARPGROUP):
-        _consume(shared, tile, sums, activation, words, y, extra)
+        _consume(shared, tile, sums, activation, y, extra)
 
 
 def _produce(shared: _Shared) -> None:
     """Have all tiles copied; those of W that there is room for before the wait."""
-    tile, ring, p = shared.tile, Ring(shared.tile.stages), shared.p
+    tile, p = shared.tile, shared.p
     turns = (p["tiles"] - shared.cluster + (shared.clusters - 1)) // shared.clusters
-    count = turns * shared.steps
-    ahead = lang.minimum(count, tile.stages)
 
     def bring_weights(number: Any, stage: Any) -> None:
         turn = number // shared.steps
@@ -218,24 +214,12 @@ def _produce(shared: _Shared) -> None:
         zero = lang.const(0, u32)
         shared.left.load(zero, k, zero, stage, shared.full)
 
-    for number in lang.range(ahead):
-        bring_weights(number, number)
-    lang.ptx.await_launches()
-    for number in lang.range(ahead):
-        bring_rows(number, number)
-    ring.move(ahead)
-    for number in lang.range(ahead, count):
-        stage = ring.stage.get()
-        shared.empty.wait(stage, ring.parity ^ 1)
-        bring_weights(number, stage)
-        bring_rows(number, stage)
-        ring.advance()
-    lang.ptx.launch_dependents()
+    bring_both(shared.full.count, shared.empty, turns * shared.steps, bring_weights, bring_rows)
 
 
 def _consume(
-    shared: _Shared, tile: ManyTile, sums: _Sums | None, activation: str, words: tuple[str, ...],
-    y: Any, extra: dict[str, Any],
+    shared: _Shared, tile: ManyTile, sums: _Sums | None, activation: str, y: Any,
+    extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Multiply what has arrived, tile by tile, and finish each."""
     ring, p = Ring(tile.stages), shared.p
@@ -250,11 +234,11 @@ def _consume(
             shared.empty.arrive(last)
         if sums is not None:  # one tile a cluster
             sums.send(fragment)
-            sums.store(column, activation, extra, words, y)
+            sums.store(column, activation, extra, y)
         else:
             columns = range(0, tile.group.across, 8)
             Stored(y, p).take(
-                Finish(zero, zero, column, [fragment], columns, p, activation, extra, words,
+                Finish(zero, zero, column, [fragment], columns, p, activation, extra, (),
                        tile.gated), zero, leader,
             )  # fmt: skip
 
@@ -334,7 +318,7 @@ def _launches(product: Product, tile: ManyTile, caps: Caps) -> Lowered:
     problem = product.problem
     tiles = _tiles(tile, problem)
     constants: Constants = (
-        ("activation", product.activation), ("tile", tile), ("words", ()),
+        ("activation", product.activation), ("tile", tile),
     )  # fmt: skip
     scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),

@@ -30,6 +30,7 @@ from centella.ops.matmul.streamed_kernel import (
     WARPS,
     Shares,
     Stream,
+    bring_both,
     chunk_of,
     meet,
 )
@@ -111,11 +112,9 @@ def _streamed_rows(
 
 def _produce(shared: Shares, rows: Rows) -> None:
     """Have all tiles copied; those of weights that there is room for before the wait."""
-    tile, ring, p = shared.tile, Ring(shared.tile.stages), shared.p
+    tile, p = shared.tile, shared.p
     nbytes = 2 * (shared.halves * tile.rows + EIGHT * tile.eights) * tile.columns
     blocks = (p["blocks"] - lang.group_id() + (lang.num_groups() - 1)) // lang.num_groups()
-    count = blocks * shared.steps
-    ahead = lang.minimum(count, tile.stages)
 
     def bring_weights(number: Any, stage: Any) -> None:
         turn = number // shared.steps
@@ -131,19 +130,7 @@ def _produce(shared: Shares, rows: Rows) -> None:
         column = number % shared.steps * tile.columns
         lang.ptx.tma_load(rows.map, (column, 0), stage, shared.full, stage)
 
-    for number in lang.range(ahead):
-        bring_weights(number, number)
-    lang.ptx.await_launches()
-    for number in lang.range(ahead):
-        bring_rows(number, number)
-    ring.move(ahead)
-    for number in lang.range(ahead, count):
-        stage = ring.stage.get()
-        shared.empty.wait(stage, ring.parity ^ 1)
-        bring_weights(number, stage)
-        bring_rows(number, stage)
-        ring.advance()
-    lang.ptx.launch_dependents()
+    bring_both(shared.full.count, shared.empty, blocks * shared.steps, bring_weights, bring_rows)
 
 
 def _consume(
