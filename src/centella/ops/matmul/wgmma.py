@@ -128,17 +128,19 @@ class OperandRing:
     def __init__(
         self, source: Any, name: str, rows: int, tile: WgmmaTile, along_k: bool, p: dict[str, Expr]
     ) -> None:
-        self.along_k = along_k
-        self.apart = p["n"] if tile.gated and name == "b" else None  # from box to box, in memory
-        self.boxes = 1 if self.apart is None else 2
+        self.along_k: bool = along_k
+        # From box to box, in memory.
+        self.apart: Expr | None = p["n"] if tile.gated and name == "b" else None
+        self.boxes: int = 1 if self.apart is None else 2
         shape = (rows // self.boxes, tile.bk) if along_k else (tile.bk, rows)
-        self.ring = lang.ptx.SharedTile(source.dtype, (self.boxes * tile.stages, *shape))
+        self.ring: Any = lang.ptx.SharedTile(source.dtype, (self.boxes * tile.stages, *shape))
         across = p["m" if name == "a" else "n"]
         if self.apart is not None:
             across = lang.parameter("both", u32)
-        self.batches = lang.parameter(f"batches_{name}", u32)
+        self.batches: Any = lang.parameter(f"batches_{name}", u32)
         extents = (p["k"], across, self.batches) if along_k else (across, p["k"], self.batches)
-        self.map = lang.ptx.TensorMap(source, self.ring, extents, (p[f"ld{name}"], p[f"s{name}"]))
+        pitches = p[f"ld{name}"], p[f"s{name}"]
+        self.map: Any = lang.ptx.TensorMap(source, self.ring, extents, pitches)
 
     def load(self, row: Any, k: Any, batch: Operand, stage: Any, full: Any) -> None:
         """Have the tile from a row and a k on copied to a stage."""
