@@ -69,7 +69,7 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
     if variant in ("streamed", "streamed_rows", "streamed_many"):
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         if variant == "streamed_many":
-            room = caps.max_workgroup >= 2 * WARPGROUP and caps.max_shared >= ROOM
+            room = caps.max_workgroup >= 2 * WARPGROUP and caps.max_shared >= 2 * ROOM
         return caps.warpgroups and room and dtypes[0] is dtypes[1] and dtypes[0] in (bf16, f16)
     if variant == "streamed_digits":
         room = caps.max_workgroup >= digits_kernel.kernel.workgroup and caps.max_shared >= ROOM
