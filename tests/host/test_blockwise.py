@@ -214,7 +214,7 @@ def test_a_layer_allocates_nothing_once_it_has_run() -> None:
     for _ in range(3):
         replay(x)
     device.synchronize()
-    peaks = []  # a thread that the replays before left without work has its memory from one of these
+    peaks = []  # a thread that has had no work so far takes its memory in one of these
     for _ in range(4):
         tracemalloc.start()
         try:

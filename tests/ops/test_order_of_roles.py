@@ -65,6 +65,11 @@ def of_parts() -> tuple[Call, list[Spec]]:
     return call, list(specs)
 
 
+def of_normed() -> tuple[Call, list[Spec]]:
+    call, specs = test_streamed_rows.product_of(5, 270, 648, "norm")
+    return call, list(specs)
+
+
 def of_one_row() -> tuple[Call, list[Spec]]:
     call, specs = test_streamed_rows.product_of(1, 530, 648)
     return call, list(specs)
@@ -135,6 +140,10 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     ),
     "sums of parts are read": (
         of_parts, streamed_many, [("self._there.wait(0, 0)\n", "\n")], UNWRITTEN,
+    ),
+    "weights of a norm are read": (
+        of_normed, streamed_rows,
+        [('shared.p["k"])\n        meet(shared.met, turn)\n', 'shared.p["k"])\n')], UNWRITTEN,
     ),
     "sums of one row are read": (
         of_one_row, streamed_kernel, [("meeting()\n        _store(", "_store(")], WRITTEN,

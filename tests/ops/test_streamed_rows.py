@@ -38,13 +38,15 @@ def product_of(
         It, and its operands as they were before it took them for flat.
     """
     outputs = 2 * n if gate else n
-    shapes = {"bias": (outputs,), "residual": (m, n)}
-    given = tuple(make_spec(shapes[e], f32 if e == "bias" else dtype, 16) for e in extras)
+    shapes = {"norm": (k,), "bias": (outputs,), "residual": (m, n)}
+    given = tuple(make_spec(shapes[e], dtype if e == "residual" else f32, 16) for e in extras)
     x, w = make_spec((m, k), dtype, 16), make_spec((outputs, k), dtype, 16)
     attrs: dict[str, Any] = {"extras": tuple(extras), "alpha": 0.5}
-    attrs |= {"gate": gate, "eps": 1e-5} if gate else {"activation": "relu"}
+    normed = gate != "" or "norm" in extras
+    attrs |= {"gate": gate, "eps": 1e-5} if normed else {"activation": "relu"}
     attrs |= {"dtype": y.name} if y else {}
-    name = "normed_linear" if gate else "linear"
+    attrs |= {"variant": "streamed_rows"} if "norm" in extras else {}
+    name = "normed_linear" if normed else "linear"
     specs = (x, w, *given, make_spec((m, n), y or dtype, 16))
     (call,) = op_form(op.get(name), specs[:-1], specs[-1:], attrs).lower(caps).calls
     return call, specs
@@ -95,6 +97,45 @@ def test_it_equals_float64(
     np.testing.assert_allclose(
         got, wanted, rtol=4 * kind.epsilon, atol=max(kind.epsilon, 1e-5) * size
     )
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "gate", "extras"),
+    [
+        (2, 38, 1000, "", ("norm",)),
+        (16, 270, 648, "", ("norm", "bias", "residual")),
+        (5, 300, 136, "silu", ("norm",)),
+        (9, 530, 264, "", ("norm", "residual")),
+    ],
+)
+@pytest.mark.parametrize("values", ["normal", "outliers"])
+def test_rows_with_their_norm(
+    m: int, n: int, k: int, gate: str, extras: tuple[str, ...], values: str
+) -> None:
+    """As exact as a norm in a launch of its own, whose result is rounded before the product."""
+    call, specs = product_of(m, n, k, *extras, gate=gate, y=f32)
+    assert call.kernel.name == "streamed_rows"
+    rng, ir = np.random.default_rng(n), traced(call)
+    arrays = [rng.standard_normal(spec.shape) for spec in specs[:-1]]
+    if values == "outliers":
+        arrays[0][:, 3] *= 1000
+        arrays[0][0] *= 1e15
+    words = [laid_out(a, spec) for a, spec in zip((*arrays, None), specs, strict=True)]
+    simulate(ir, words, parameters(call, ir), min(call.groups, 3))
+    x, w, *more = (rounded(a, spec.dtype) for a, spec in zip(arrays, specs, strict=False))
+    vectors = dict(zip(extras, more, strict=True))
+    h = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5) * vectors["norm"]
+
+    def after(h: Array) -> Array:
+        wanted: Array = 0.5 * (h @ w.T) + vectors.get("bias", 0)
+        if gate:
+            opened: Array = wanted[:, :n] / (1 + np.exp(-wanted[:, :n])) * wanted[:, n:]
+            return opened
+        return np.asarray(wanted + vectors.get("residual", 0))
+
+    wanted = after(h)
+    apart = np.abs(after(rounded(h, bf16)) - wanted).max()
+    assert np.abs(result(call, words) - wanted).max() < 2 * apart
 
 
 @pytest.mark.parametrize(("n", "k"), [(600, 264), (70, 264)])

@@ -208,6 +208,11 @@ def normed_linear() -> Row:
     for m, n, k in ((2, 30, 136), (11, 21, 264)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases.append(Case(gated, {**many, "variant": "streamed_rows"}))
+    normed = {**many, "extras": ("norm",), "variant": "streamed_rows", "eps": 1e-3}
+    for m, n, k, opened in ((2, 30, 136, ""), (11, 34, 264, "silu"), (16, 21, 648, "")):
+        several = In((m, k), "large" if m == 2 else "normal")
+        normed_rows = (several, In(((2 if opened else 1) * n, k)), In((k,), "positive", "f32"))
+        cases.append(Case(normed_rows, {**normed, "gate": opened}, dtypes=("bf16",)))
     for m, n, k in ((18, 30, 136), (61, 21, 520)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases.append(Case(gated, {**many, "variant": "streamed_many"}))

@@ -144,7 +144,7 @@ def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
     gains = rows <= JOINED_ROWS and not caps.launches_are_free
     if takes_few(form) and (attrs.variant in FEW_ROWS or (attrs.variant is None and gains)):
         return True
-    if not (attrs.gate and caps.tensor_cores):
+    if not caps.tensor_cores or attrs.variant in FEW_ROWS:
         return False
     return bool(loaded("centella.ops.matmul.gated:preferred")(form, caps))
 
