@@ -217,3 +217,20 @@ def test_the_function_is_what_it_stands_for(device: ct.Device, gate: str, normed
         .astype("f32").numpy() for variant in (None, "apart")
     )  # fmt: skip
     np.testing.assert_allclose(chosen, apart, rtol=4e-3, atol=4e-3 * np.abs(apart).max())
+
+
+@pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")
+@pytest.mark.parametrize("gate", ["silu", None])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rows_that_no_one_stride_visits(device: ct.Device, gate: str | None, normed: bool) -> None:
+    """Parts of each sequence, and sequences in another order, are as their copies."""
+    random = np.random.default_rng(4)
+    shapes = ((3, 20, 128), (80, 128), (128,))
+    x, w, norm = (ct.asarray(random.standard_normal(s), "f16", device) for s in shapes)
+    for view in (x[:, :14], x.permute(1, 0, 2)):
+        copied = ct.asarray(view.numpy(), device=device)
+        got, wanted = (
+            functional.normed_linear(rows, w, norm if normed else None, gate=gate)
+            .astype("f32").numpy() for rows in (view, copied)
+        )  # fmt: skip
+        np.testing.assert_allclose(got, wanted, rtol=4e-3, atol=4e-3 * np.abs(wanted).max())

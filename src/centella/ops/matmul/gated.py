@@ -10,6 +10,7 @@ from typing import Any
 
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
+from centella.ops.layout import as_rows
 from centella.ops.matmul.mma import MMA
 from centella.ops.matmul.normed import FEW, JOINED_ROWS, NormedAttrs
 from centella.ops.matmul.normed_kernel import JOINED, product_of
@@ -51,8 +52,12 @@ SEVERAL: tuple[Variant[Form[NormedAttrs], Any], ...] = (
 
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
-    """Whether a kernel of several rows takes a form, and is better than what the op stands for."""
-    return any(v.takes(form, caps, form.attrs.variant) for v in SEVERAL)
+    """Whether a kernel of several rows takes a form, and is better than what the op stands for.
+
+    Rows that are apart by no one stride are left to those: nothing has been copied yet.
+    """
+    rows = all(as_rows(spec) is not None for spec in form.inputs)
+    return rows and any(v.takes(form, caps, form.attrs.variant) for v in SEVERAL)
 
 
 def lower(form: Form[NormedAttrs], caps: Caps) -> Lowered:
