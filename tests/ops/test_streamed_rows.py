@@ -99,6 +99,7 @@ def test_it_equals_float64(
     )
 
 
+@pytest.mark.turns("values")
 @pytest.mark.parametrize(
     ("m", "n", "k", "gate", "extras"),
     [
