@@ -25,7 +25,7 @@ from centella.op.op import Form
 from centella.op.variant import Variant
 from centella.ops.matmul import choice
 from centella.ops.matmul.op import LINEAR
-from centella.ops.matmul.problem import LinearAttrs, Problem
+from centella.ops.matmul.problem import THIN, LinearAttrs, Problem
 from centella.ops.matmul.skinny import SKINNY_MMA, Skinny, skinny_tile_of
 from centella.ops.matmul.streamed_many import MOST, STREAMED_MANY, ManyTile
 from centella.ops.matmul.streamed_many import tiles_of as many_tiles_of
@@ -37,7 +37,6 @@ from centella.tensors.tensor import apply
 # [n, k]: the two products of a feed-forward layer, and one of attention.
 SHAPES = ((14336, 4096), (4096, 14336), (4096, 4096))
 SMALL = ((333, 64), (64, 333))
-FEW = 16  # rows up to which a product is thin
 KINDS = "f32,f16,bf16,i8"
 ROTATED = 240e6  # bytes of weights that a round goes over before it repeats
 MOVED = 2e9  # bytes of weights that a replay reads
@@ -297,7 +296,7 @@ def problem_of(cell: Cell) -> Problem:
 def many_tiles(cell: Cell, caps: ct.Caps) -> list[ManyTile]:
     """The tiles of a cluster of groups, where 17 to 64 rows have them."""
     halves = cell.x_type is cell.w_type and cell.x_type.itemsize == 2
-    if not (halves and FEW < len(cell.x) <= MOST and caps.warpgroups and caps.target == "ptx"):
+    if not (halves and THIN < len(cell.x) <= MOST and caps.warpgroups and caps.target == "ptx"):
         return []
     return many_tiles_of(problem_of(cell), False, caps)
 
@@ -342,7 +341,7 @@ def thin_sweep(args: argparse.Namespace) -> Iterator[Row]:
                 continue
             contestants[f"{name} shipped"] = ours(device, cell, sets, ct.linear)
             every: list[Shape] = [*many_tiles(cell, device.caps), *skinny_tiles(cell, device.caps)]
-            every += tiles(cell, device.caps) if len(cell.x) <= FEW else []
+            every += tiles(cell, device.caps) if len(cell.x) <= THIN else []
             for tile in every[: 4 if args.small else None]:
                 who = f"{name} {title(tile)}"
                 kernel = KERNELS[type(tile)]

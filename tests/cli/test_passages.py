@@ -20,6 +20,7 @@ import centella as ct
 pytest.importorskip("typer")
 
 from centella.cli import passages, reading
+from centella.cli.demo import _reflowed
 from centella.cli.passages import Passage, Skipped, cut, read_passages
 from centella.cli.reading import NotTextError, decode, read_text
 from tests.cli.test_cli import PIP, TINY, call, failed
@@ -269,3 +270,13 @@ def test_process_substitution(tmp_path: Path) -> None:
     )
     subprocess.run([shell, "-c", command], check=True, capture_output=True)
     assert len(np.load(tmp_path / "out.npy")) == 2
+
+
+def test_an_excerpt_has_the_lines_of_an_item_joined() -> None:
+    """So that a narrow terminal wraps them once; tables and code stay as they are."""
+    kept = "| a | b |\n```\n- no\n  item\n```\n    code\n  more"
+    items = "- **One**,\n  two.\n- `three`\n  four\n\n1. Five\n   six.\n2. Seven."
+    text = f"Some\nprose.\n\n{items}\n{kept}"
+    assert _reflowed(text) == (
+        f"Some prose.\n\n- **One**, two.\n- `three` four\n\n1. Five six.\n2. Seven.\n{kept}"
+    )

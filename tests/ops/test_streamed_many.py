@@ -20,9 +20,9 @@ from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from centella.tensors import functional
 from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
-from tests.ops.test_streamed_rows import call_of, product_of
+from tests.ops.test_streamed_rows import call_of, near_float64, product_of
 from tests.support.attention import CAPS
-from tests.support.launched import laid_out, parameters, result, rounded, traced
+from tests.support.launched import laid_out, parameters, result, traced
 
 Array = np.ndarray[Any, Any]
 NARROW = replace(CAPS, max_shared=64 << 10)  # rings that come round
@@ -83,18 +83,7 @@ def test_it_equals_float64(
     arrays = [rng.standard_normal(spec.shape) for spec in specs[:-1]]
     in_turn = 3 if tile_of(call).parts == 1 and call.groups > 3 else None
     got = computed(call, specs, arrays, in_turn)
-    x, w, *more = (rounded(a, spec.dtype) for a, spec in zip(arrays, specs, strict=False))
-    vectors = dict(zip(extras, more, strict=True))
-    wanted = 0.5 * (x @ w.T) + vectors.get("bias", 0)
-    if gate:
-        wanted = wanted[:, :n] / (1 + np.exp(-wanted[:, :n])) * wanted[:, n:]
-    else:
-        wanted = np.maximum(wanted, 0) + vectors.get("residual", 0)
-    kind = y or dtype
-    size = np.abs(wanted).max()
-    np.testing.assert_allclose(
-        got, wanted, rtol=4 * kind.epsilon, atol=max(kind.epsilon, 1e-5) * size
-    )
+    near_float64(got, arrays, specs, extras, gate)
 
 
 def test_a_row_has_the_same_bits_among_any_others() -> None:

@@ -57,6 +57,23 @@ def call_of(*args: Any, **options: Any) -> Call:
     return product_of(*args, **options)[0]
 
 
+def near_float64(
+    got: Array, arrays: list[Array], specs: tuple[Spec, ...], extras: tuple[str, ...], gate: str
+) -> None:
+    """What a launch of `product_of` computed from arrays, rounded as it is stored."""
+    x, w, *more = (rounded(a, spec.dtype) for a, spec in zip(arrays, specs, strict=False))
+    vectors, n, kind = dict(zip(extras, more, strict=True)), got.shape[1], specs[-1].dtype
+    wanted = 0.5 * (x @ w.T) + vectors.get("bias", 0)
+    if gate:
+        wanted = wanted[:, :n] / (1 + np.exp(-wanted[:, :n])) * wanted[:, n:]
+    else:
+        wanted = np.maximum(wanted, 0) + vectors.get("residual", 0)
+    size = np.abs(wanted).max()
+    np.testing.assert_allclose(
+        got, wanted, rtol=4 * kind.epsilon, atol=max(kind.epsilon, 1e-5) * size
+    )
+
+
 @pytest.mark.turns("dtype", "y")
 @pytest.mark.parametrize(
     ("m", "n", "k", "gate", "extras"),
@@ -85,18 +102,7 @@ def test_it_equals_float64(
     words = [laid_out(a, spec) for a, spec in zip(arrays, specs, strict=False)]
     words.append(laid_out(None, specs[-1]))
     simulate(ir, words, parameters(call, ir), min(call.groups, 3))  # each has several blocks
-    x, w, *more = (rounded(a, spec.dtype) for a, spec in zip(arrays, specs, strict=False))
-    vectors = dict(zip(extras, more, strict=True))
-    wanted = 0.5 * (x @ w.T) + vectors.get("bias", 0)
-    if gate:
-        wanted = wanted[:, :n] / (1 + np.exp(-wanted[:, :n])) * wanted[:, n:]
-    else:
-        wanted = np.maximum(wanted, 0) + vectors.get("residual", 0)
-    got, kind = result(call, words), y or dtype
-    size = np.abs(wanted).max()
-    np.testing.assert_allclose(
-        got, wanted, rtol=4 * kind.epsilon, atol=max(kind.epsilon, 1e-5) * size
-    )
+    near_float64(result(call, words), arrays, specs, extras, gate)
 
 
 @pytest.mark.turns("values")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -29,6 +30,7 @@ from centella.weights.folder import find_model
 QUESTION = "How do I write my own kernel?"
 BEST = 3  # passages shown
 LINES = 7  # lines of each
+ITEM = re.compile(r"(-|\d+\.) ")  # of a list
 BATCH = 16  # passages: on a CPU each takes seconds, and how far it is should be seen
 
 
@@ -154,18 +156,20 @@ def _show(best: list[tuple[float, Passage]]) -> None:
 
 
 def _reflowed(text: str) -> str:
-    """Lines of prose joined; headings, lists, tables and fenced code as they are."""
+    """Lines of prose joined, those of an item of a list too; tables and fenced code as they are."""
     lines: list[str] = []
-    fenced = joins = False
+    fenced = joins = item = False
     for line in text.splitlines():
-        fence = line.startswith("```")
+        body = line.lstrip() if item else line  # an item goes on after spaces
+        fence, first = body.startswith("```"), ITEM.match(body) is not None
         fenced ^= fence
-        prose = bool(line) and not fenced and not fence and (line[0].isalnum() or line[0] in "*`('")
-        if prose and joins:
-            lines[-1] += f" {line}"
+        prose = body[:1].isalnum() or body[:1] in tuple("*`('") or first
+        prose = prose and not fenced and not fence
+        if prose and joins and not first:
+            lines[-1] += f" {body}"
         else:
             lines.append(line)
-        joins = prose
+        joins, item = prose, prose and (first or item)
     return "\n".join(lines)
 
 

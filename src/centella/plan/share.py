@@ -66,18 +66,25 @@ def shared(nodes: Sequence[PlanNode], alive: Sequence[bool], launches: Lowerings
 
 def _written_once(lowering: Lowering, operands: int) -> set[int]:
     """Small memory of a node that one launch writes, and none changes."""
-    writes = Counter(slot for each in lowering.launches for slot in each.slots[_reads(each) :])
+    writes = Counter(
+        slot for each in lowering.launches for slot in (*_of(each, "out"), *_of(each, "inout"))
+    )
     first = operands - len(lowering.scratch)
     sizes = {first + number: nbytes for number, nbytes in enumerate(lowering.scratch)}
     return {slot for slot, nbytes in sizes.items() if writes[slot] == 1 and nbytes <= MOST}
 
 
-def _results(launch: Launch) -> tuple[int, ...]:
+def _results(launch: Launch) -> list[int]:
     """What a launch writes; nothing where it changes what is there."""
-    program = launch.program
-    if not isinstance(program, Program) or any(a.mode == "inout" for a in program.ir.args):
-        return ()
-    return launch.slots[_reads(launch) :]
+    return [] if _of(launch, "inout") else _of(launch, "out")
+
+
+def _of(launch: Launch, mode: str) -> list[int]:
+    """The operands of a kernel of a mode."""
+    if not isinstance(launch.program, Program):
+        return []
+    pairs = zip(launch.slots, launch.program.ir.args, strict=True)
+    return [slot for slot, argument in pairs if argument.mode == mode]
 
 
 def _origins(index: int, node: PlanNode, scratch: int) -> list[Origin]:
@@ -87,17 +94,9 @@ def _origins(index: int, node: PlanNode, scratch: int) -> list[Origin]:
     return [*inputs, *outputs, *((index, -1 - number) for number in range(scratch))]
 
 
-def _reads(launch: Launch) -> int:
-    """How many operands a launch only reads: those of kernels come first."""
-    if not isinstance(launch.program, Program):
-        return len(launch.slots)
-    return sum(argument.mode == "in" for argument in launch.program.ir.args)
-
-
 def _key(launch: Launch, origins: Sequence[Origin], node: PlanNode) -> tuple[Any, ...]:
     """Equal for launches that compute the same from the same values."""
-    reads = launch.slots[: _reads(launch)]
-    inputs = len(node.inputs)
+    inputs, reads = len(node.inputs), _of(launch, "in")
     offsets = tuple(node.inputs[slot].offset if slot < inputs else 0 for slot in reads)
     read = tuple(origins[slot] for slot in reads)
     return id(launch.program), read, offsets, launch.views, launch.parameters, launch.groups

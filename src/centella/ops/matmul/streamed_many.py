@@ -30,7 +30,7 @@ from centella.ops.matmul.mma import takes
 from centella.ops.matmul.problem import THIN, Problem
 from centella.ops.matmul.product import Constants, Product, launch
 from centella.ops.matmul.results import Finish, M, Stored
-from centella.ops.matmul.streamed import SHARED
+from centella.ops.matmul.streamed import FEWEST, SHARED
 from centella.ops.matmul.streamed_kernel import bring_both
 from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import store_words
@@ -253,7 +253,6 @@ MOST = M  # rows
 PARTS = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 112, 8: 104}
 COLUMNS = range(32, 257, 16)
 LEAST = 4  # stages, where a group has so many steps
-FEWEST = 128  # columns of W
 
 
 def tile_of(product: Product, caps: Caps) -> ManyTile | None:
@@ -317,9 +316,7 @@ def _microseconds(tile: ManyTile, problem: Problem) -> float:
 def _launches(product: Product, tile: ManyTile, caps: Caps) -> Lowered:
     problem = product.problem
     tiles = _tiles(tile, problem)
-    constants: Constants = (
-        ("activation", product.activation), ("tile", tile),
-    )  # fmt: skip
+    constants: Constants = (("activation", product.activation), ("tile", tile))
     scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
         ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", 0), ("sb", 0), ("sy", 0),
