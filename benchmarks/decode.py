@@ -39,7 +39,7 @@ from centella.ops.attention import choice
 from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.split_mma import SPLIT_MMA
-from centella.ops.attention.split_warp import SplitTile
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.rows_i8 import decode as decode_rows
 from centella.ops.rows_i8 import encode
 from centella.specs import make_spec

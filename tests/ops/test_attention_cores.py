@@ -17,7 +17,7 @@ from centella.dtypes import DType, bf16, f16
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import LimitError
 from centella.ops.attention.mma import LEAST_TILE, MMA_TILES, MmaTile
-from centella.ops.attention.split_warp import SplitTile
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.attention.wgmma_tile import WgmmaTile
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas, resources
 from tests.support.attention import CAPS, Plan, error, exact, on_device, planned, steep

@@ -22,7 +22,7 @@ from centella.emit.ptx import emit_ptx
 from centella.op.op import get
 from centella.ops.attention.mma import LEAST_TILE
 from centella.ops.attention.op import ATTENTION, reference
-from centella.ops.attention.split_warp import SplitTile
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.attention.wgmma_tile import WgmmaTile
 from centella.ops.rows_i8 import decode, encode
 from centella.specs import make_spec

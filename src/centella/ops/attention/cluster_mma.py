@@ -35,14 +35,9 @@ from centella.ops.attention.problem import (
     operands,
 )
 from centella.ops.attention.split import few_queries
-from centella.ops.attention.split_warp import (
-    CHUNK,
-    MOST_DIM,
-    CachedRows,
-    SplitTile,
-    Warp,
-)
+from centella.ops.attention.split_warp import CHUNK, MOST_DIM, CachedRows
 from centella.ops.attention.split_warp_i8 import tile_of, warp_of
+from centella.ops.attention.warp_sums import SplitTile, WarpSums
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
 
@@ -79,7 +74,7 @@ class Sums:
         lang.ptx.cluster_arrive()
         lang.ptx.cluster_wait()
 
-    def gather(self, warp: Warp, tile: SplitTile) -> None:
+    def gather(self, warp: WarpSums, tile: SplitTile) -> None:
         """Add up what the warps of this group have; all parts of its share are there then."""
         splits, rows = self._splits, self._rows
         half = rows * splits

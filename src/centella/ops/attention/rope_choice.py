@@ -16,7 +16,7 @@ from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
 from centella.ops.attention.split import SPLIT, Layout, few_queries
 from centella.ops.attention.split_mma import SPLIT_MMA
-from centella.ops.attention.split_warp import SplitTile
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.cache import cache_scalars
 from centella.ops.layout import flat
 from centella.ops.rope import layout_of

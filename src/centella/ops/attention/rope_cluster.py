@@ -20,7 +20,8 @@ from centella.lang.memory import Argument
 from centella.ops.attention.cluster_mma import Sums
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Work
-from centella.ops.attention.split_warp import CHUNK, CachedRows, Read, SplitTile, Warp
+from centella.ops.attention.split_warp import CHUNK, CachedRows, Read, Warp
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import place_in
 from centella.ops.elements import offset_of

@@ -19,8 +19,9 @@ from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Parts, Work, launches_of
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
 from centella.ops.attention.split import few_queries
-from centella.ops.attention.split_warp import CHUNK, MOST_DIM, CachedRows, SplitTile, Warp
+from centella.ops.attention.split_warp import CHUNK, MOST_DIM, CachedRows
 from centella.ops.attention.split_warp_i8 import tile_of, warp_of
+from centella.ops.attention.warp_sums import SplitTile, WarpSums
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
 
@@ -40,7 +41,7 @@ def _split_mma(
         leave(warp, work, tile, rows, partial)
 
 
-def leave(warp: Warp, work: Work, tile: SplitTile, rows: int, partial: Argument) -> None:
+def leave(warp: WarpSums, work: Work, tile: SplitTile, rows: int, partial: Argument) -> None:
     """Leave a part's results for the second launch."""
 
     def put_stats(query: Any, high: Any, whole: Any, copy: Any) -> None:

@@ -24,7 +24,8 @@ from centella.op.op import Form
 from centella.ops.attention import split_warp
 from centella.ops.attention.parts import Work
 from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits
-from centella.ops.attention.split_warp import MOST_DIM, RowSource, SplitTile, Warp
+from centella.ops.attention.split_warp import MOST_DIM, RowSource, Warp
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.attention.weights import put
 from centella.specs import Caps
 
