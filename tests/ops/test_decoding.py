@@ -140,7 +140,7 @@ def turned(
             (rng.standard_normal((2, dim)), dtype)]  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", ["cluster", "split_mma"])
+@pytest.mark.parametrize("variant", ["ring", "cluster", "split_mma"])
 @pytest.mark.parametrize(
     ("tokens", "starts", "more"),
     [(1, [0, 130], {}), (2, [63, 318], {}), (1, [128, 191], {"blocks": True})],

@@ -12,7 +12,7 @@ from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.ptx import emit_ptx
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
-from centella.ops.attention.rope_choice import APART, CLUSTER, SPLIT_STEP_MMA, lower
+from centella.ops.attention.rope_choice import APART, CLUSTER, RING, SPLIT_STEP_MMA, lower
 from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -105,7 +105,7 @@ def test_long_caches_in_16_bits_are_two_launches() -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("variant", [CLUSTER, SPLIT_STEP_MMA], ids=["cluster", "split_mma"])
+@pytest.mark.parametrize("variant", [RING, CLUSTER, SPLIT_STEP_MMA], ids=["ring", "cluster", "split_mma"])
 @pytest.mark.parametrize(
     "form",
     [

@@ -138,9 +138,10 @@ class TensorMap:
     own swizzle and panels, so that the two cannot disagree. It is passed with the parameters.
 
     Args:
-        argument: an In or Out argument of rank 1 whose first element lies on 16 bytes, of the
-            tile's dtype; or an In argument of i8, u8 or u32, of which two bytes stand for an
-            element: extents, strides and coordinates count pairs of them.
+        argument: an argument of rank 1 whose first element lies on 16 bytes, of the tile's dtype;
+            or an In argument of i8, u8 or u32, of which two bytes stand for an element: extents,
+            strides and coordinates count pairs of them. Of one that is changed in place a box that
+            a group of the launch writes to has any content.
         tile: where boxes go: (a stage of) its rows and columns are the first two dimensions.
         extents: launch parameters: elements along each dimension, from the one whose elements are
             neighbours on; at least 1 each.
@@ -162,11 +163,11 @@ class TensorMap:
         rows: int | None = None,
     ) -> None:
         t = current()
-        same = argument.dtype is tile.dtype and argument.mode != "inout"
+        same = argument.dtype is tile.dtype
         pairs = argument.dtype in (i8, u8, u32) and argument.mode == "in"
         if argument.rank != 1 or not (same or pairs):
             raise TraceError(
-                f"a TensorMap is of an In or Out argument of rank 1 and {tile.dtype.name}, or of "
+                f"a TensorMap is of an argument of rank 1 and {tile.dtype.name}, or of "
                 f"bytes or words that are read, got {argument.name!r}: {argument.mode}, rank "
                 f"{argument.rank}, {argument.dtype.name}"
             )
@@ -247,8 +248,8 @@ def tma_load(
     t = current()
     if mask is not None:
         clustered(t, "a tma_load to several groups")
-    if source.argument.mode != "in":
-        raise TraceError(f"tma_load reads an In argument, got {source.argument.name!r}")
+    if source.argument.mode == "out":
+        raise TraceError(f"tma_load reads no Out argument, got {source.argument.name!r}")
     _, which = barriers._index(b)
     for first, where in _panels(t, source, at, stage):
         attr = (source.tile.memory.position, barriers.memory.position, source.position)

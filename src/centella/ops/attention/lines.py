@@ -77,14 +77,14 @@ class Lines:
         """Where key 0 and its value would begin if all keys lay as those of this key's block do."""
         if self._table is None:
             return self._heads
-        which, entry = self._block(key)
+        which, entry = self.block(key)
         return [
             at + entry * lang.parameter(f"{name}t", u32)
             - which * BLOCK * lang.parameter(f"{name}l", u32)
             for name, at in zip("kv", self._heads, strict=True)
         ]  # fmt: skip
 
-    def _block(self, key: Operand) -> tuple[Expr, Expr]:
+    def block(self, key: Operand) -> tuple[Expr, Expr]:
         """Which block of its sequence a key is in, and which of the pool that is."""
         which = lang.minimum(key, lang.parameter("lk", u32) - 1) // BLOCK
         entry = self._table[self._b * lang.parameter("tb", u32) + which]
@@ -99,7 +99,7 @@ class Lines:
         if self._table is None:
             start = start + self._b * lang.parameter("sb", u32)
         else:
-            which, entry = self._block(first)
+            which, entry = self.block(first)
             start = start + entry * lang.parameter("st", u32) - which * BLOCK * pitch
         values = start + lang.parameter("se", u32)
         return [lambda key, at=at: scales[at + key * pitch] for at in (start, values)]

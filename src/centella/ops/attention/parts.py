@@ -127,7 +127,9 @@ class Work:
     Attributes:
         b, kv_head: the sequence, and the head of its keys; split: which part of these.
         begin, end: its keys; nothing to do unless one is before the other.
-        all_end: where the keys of all parts end; block: which block of the queries it has.
+        all_begin, all_end: where the keys of all parts begin and end; `windowed`: those that a
+            query sees begin later than 0.
+        block: which block of the queries it has.
         counts: whether a key counts for any query.
     """
 
@@ -147,7 +149,9 @@ class Work:
         first, part, _ = part_of(self._sight, p["splits"], scoring.windowed)
         self.begin: Any = lang.minimum(first + self.split * part, self._sight.end)
         self.end: Any = lang.minimum(self.begin + part, self._sight.end)
+        self.all_begin: Any = self._sight.begin
         self.all_end: Any = self._sight.end
+        self.windowed: bool = scoring.windowed
         self.lines: Lines = Lines(masks, self.b, self.kv_head)
         self._first = self.block * rows
         self._all = (self.b * heads + self.kv_head) * self._queries

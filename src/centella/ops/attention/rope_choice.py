@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from centella.dtypes import f32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.lang.kernel_params import signature
@@ -10,13 +12,16 @@ from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
 from centella.ops.attention.parts import Parts, launches_of
 from centella.ops.attention.problem import scalars_of
+from centella.ops.attention.ring_warp import RingTile
 from centella.ops.attention.rope_cluster import RopeTile, kernel
+from centella.ops.attention.rope_ring import RopeRing
+from centella.ops.attention.rope_ring import kernel as rope_ring
 from centella.ops.attention.rope_split import WIDTH, words_of
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
 from centella.ops.attention.split import SPLIT, Layout, few_queries
 from centella.ops.attention.split_mma import SPLIT_MMA
-from centella.ops.attention.warp_sums import SplitTile
+from centella.ops.attention.warp_sums import KEYS, SplitTile
 from centella.ops.cache import cache_scalars
 from centella.ops.layout import flat
 from centella.ops.rope import layout_of
@@ -24,6 +29,9 @@ from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
 from centella.ops.rows import strides_of
 from centella.specs import Caps
 
+RING_WARPS = 4  # of a group with a ring
+MOST_STAGES = 8
+MULTIPROCESSOR = 226 << 10  # bytes of shared memory that its groups have together
 WARPS = 6  # of a group of a cluster, whose keys lie in a row: as many as registers allow
 
 
@@ -86,12 +94,44 @@ def _first(
 
 
 def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
-    parts, y = tile.parts, form.outputs[2]
-    constants = (
-        ("splits", parts.splits), ("tile", met(tile.split, caps)), ("tokens", y.shape[1]),
-    )  # fmt: skip
+    return _alone(kernel, form, tile, met(tile.split, caps))
+
+
+def _alone(
+    kernel: Kernel, form: Form[RopeAttendAttrs], cluster: ClusterTile, tile: RopeTile | RopeRing
+) -> Lowered:
+    """A launch that leaves nothing to another one."""
+    parts, y = cluster.parts, form.outputs[2]
+    constants = (("splits", parts.splits), ("tile", tile), ("tokens", y.shape[1]))
     writes = {"y": Ref(len(form.inputs) + 2, flat(y))}
-    return Lowered((_first(kernel, form, parts, constants, writes, {}, tile.split.threads),))
+    return Lowered((_first(kernel, form, parts, constants, writes, {}, cluster.split.threads),))
+
+
+class RingCluster(Struct, frozen=True):
+    """Groups and parts, and the ring that each group has room for."""
+
+    cluster: ClusterTile
+    ring: RingTile
+
+
+def _ring(form: Form[RopeAttendAttrs], caps: Caps) -> RingCluster | None:
+    """Where heads are whole factors of tensor cores, and the copy engine is there."""
+    inner = attention_form(form)
+    dim, tile = inner.inputs[0].shape[3], cluster_of(inner, caps, RING_WARPS)
+    if tile is None or tile.parts.blocks > 1 or not _chunks(form):
+        return None
+    if dim % KEYS or not caps.warpgroups:
+        return None
+    rows, splits = tile.parts.rows, tile.parts.splits
+    own = 4 * (tile.split.warps * rows * (dim + 4) + 2 * rows * (dim + 2 * splits))
+    own += 2 * (rows + 2 * form.outputs[2].shape[1]) * (dim + 8) + 2048
+    room = min(MULTIPROCESSOR, caps.max_shared * tile.split.together) // tile.split.together - own
+    stages = room // RingTile(tile.split, 1).stage_bytes(dim)
+    return RingCluster(tile, RingTile(tile.split, min(stages, MOST_STAGES))) if stages > 1 else None
+
+
+def _ring_launch(form: Form[RopeAttendAttrs], tile: RingCluster, caps: Caps) -> Lowered:
+    return _alone(rope_ring, form, tile.cluster, RopeRing(tile.ring, caps.early_launch))
 
 
 def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
@@ -153,6 +193,9 @@ def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
 CLUSTER: Variant[Form[RopeAttendAttrs], ClusterTile] = Variant(
     "cluster", _cluster, _one_launch, _preferred
 )
+RING: Variant[Form[RopeAttendAttrs], RingCluster] = Variant(
+    "ring", _ring, _ring_launch, lambda form, caps: False
+)
 SPLIT_STEP: Variant[Form[RopeAttendAttrs], Parts] = Variant(
     "split", _parts, _two_launches, lambda form, caps: few_queries(attention_form(form), caps)
 )
@@ -164,5 +207,5 @@ APART: Variant[Form[RopeAttendAttrs], bool] = Variant("apart", lambda form, caps
 
 def lower(form: Form[RopeAttendAttrs], caps: Caps) -> Lowered:
     """The launches of the variant that is forced or chosen."""
-    order = (CLUSTER, SPLIT_STEP_MMA, SPLIT_STEP, APART)
+    order = (RING, CLUSTER, SPLIT_STEP_MMA, SPLIT_STEP, APART)
     return choose(order, form, caps, form.attrs.variant, "rope_attend").lower(form, caps)

@@ -9,6 +9,7 @@ The last group of a cluster writes them to the cache: nothing that a launch writ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -77,6 +78,7 @@ class _Chunk(Struct, frozen=True, eq=False):
         start: of its row in x; turns: whether the tables have its position.
         entries: of the tables; weights: bits of its norm's, and of the chunk that it turns with.
         to, fits: where keys and values are written, and whether there is a place.
+        position: of its token in the sequence.
     """
 
     row: Any
@@ -90,6 +92,7 @@ class _Chunk(Struct, frozen=True, eq=False):
     weights: list[Any]
     to: Any
     fits: Any
+    position: Any
 
 
 class _Partner(Struct, frozen=True, eq=False):
@@ -147,24 +150,29 @@ class StepRows:
         place = [place_in(starts, work.b, work.kv_head, token, name) for name in ("kc", "vc")]
         to, fits = (lang.select(value, v, k) for k, v in zip(*place, strict=True))
         return _Chunk(row, column, inside, fresh, value, start, position < height, entries,
-                      weights, to + column, fits)  # fmt: skip
+                      weights, to + column, fits, position)  # fmt: skip
 
     def _weights(self, which: Any, column: Any) -> list[Any]:
         """A chunk of a norm's weights, as it is stored."""
         norms, per = self._norms, self._norms.dtype.per_chunk
         return [norms.load_bits(which, column + e) for e in range(0, CHUNK, per)]
 
-    def fill(self, x: Any, keys: Any, values: Any, writes: Any) -> None:
-        """Compute the rows; write keys and values to the cache where it `writes`.
+    def fill(self, x: Any, keys: Any, values: Any, writes: Callable[[Any], Any]) -> None:
+        """Compute the rows; write keys and values to the cache.
 
         The group's threads see them after a barrier.
+
+        Args:
+            writes: whether those of a position are this group's to write.
         """
         together = lang.workgroup_size() // self._lanes
         for base in range(0, self._rows + 2 * self._tokens, together):
             chunk = self._chunk(base) if base else self._first
             self._row(chunk, x, keys, values, writes)
 
-    def _row(self, chunk: _Chunk, x: Any, keys: Any, values: Any, writes: Any) -> None:
+    def _row(
+        self, chunk: _Chunk, x: Any, keys: Any, values: Any, writes: Callable[[Any], Any]
+    ) -> None:
         turn, column = self._turn, chunk.column
         each = [column] if turn.interleaved else [column, turn.partner(column)]
         stored = [x.load(chunk.start + c) for c in each]
@@ -186,7 +194,7 @@ class StepRows:
         packed = [lang.select(chunk.value, s, t) for s, t in zip(stored[0], turned, strict=True)]
         with lang.if_(chunk.inside):
             self._memory.store(chunk.row * self._pitch + column // 2, x.pack(packed))
-            with lang.if_(writes & chunk.fresh & chunk.fits):
+            with lang.if_(writes(chunk.position) & chunk.fresh & chunk.fits):
                 with lang.if_(chunk.value):
                     values.store(chunk.to, packed)
                 with lang.else_():
@@ -196,6 +204,10 @@ class StepRows:
         """The words of eight elements of a query."""
         at = lang.minimum(row, self._rows - 1) * self._pitch + element // 2
         return self._memory.load(at)
+
+    def word(self, row: Any, element: Any) -> Any:
+        """The word of two elements of a query."""
+        return self._memory[lang.minimum(row, self._rows - 1) * self._pitch + element // 2]
 
     def keys(self, first: Any) -> Read:
         """As of `RowSource`; `first` is the first key of the step."""
@@ -237,7 +249,7 @@ def walked(
     if tile.early:
         lang.ptx.launch_dependents()
         lang.ptx.await_launches()
-    step.fill(x, keys, values, writes)
+    step.fill(x, keys, values, lambda _: writes)
     lang.barrier()
     warp.begin()
     for first in lang.range(work.begin, work.end, tile.split.step):
