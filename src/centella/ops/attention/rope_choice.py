@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from centella.dtypes import f32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.lang.kernel_params import signature
@@ -12,16 +10,16 @@ from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
 from centella.ops.attention.parts import Parts, launches_of
 from centella.ops.attention.problem import scalars_of
-from centella.ops.attention.ring_warp import RingTile
 from centella.ops.attention.rope_cluster import RopeTile, kernel
-from centella.ops.attention.rope_ring import RopeRing
+from centella.ops.attention.rope_ring import RingCluster, RopeRing, ring_of
 from centella.ops.attention.rope_ring import kernel as rope_ring
 from centella.ops.attention.rope_split import WIDTH, words_of
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
 from centella.ops.attention.split import SPLIT, Layout, few_queries
 from centella.ops.attention.split_mma import SPLIT_MMA
-from centella.ops.attention.warp_sums import KEYS, SplitTile
+from centella.ops.attention.split_warp import tile_of
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.cache import cache_scalars
 from centella.ops.layout import flat
 from centella.ops.rope import layout_of
@@ -29,9 +27,6 @@ from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
 from centella.ops.rows import strides_of
 from centella.specs import Caps
 
-RING_WARPS = 4  # of a group with a ring
-MOST_STAGES = 8
-MULTIPROCESSOR = 226 << 10  # bytes of shared memory that its groups have together
 WARPS = 6  # of a group of a cluster, whose keys lie in a row: as many as registers allow
 
 
@@ -107,27 +102,12 @@ def _alone(
     return Lowered((_first(kernel, form, parts, constants, writes, {}, cluster.split.threads),))
 
 
-class RingCluster(Struct, frozen=True):
-    """Groups and parts, and the ring that each group has room for."""
-
-    cluster: ClusterTile
-    ring: RingTile
-
-
 def _ring(form: Form[RopeAttendAttrs], caps: Caps) -> RingCluster | None:
-    """Where heads are whole factors of tensor cores, and the copy engine is there."""
+    """Groups, parts and rings where heads are whole factors, and the copy engine is there."""
     inner = attention_form(form)
-    dim, tile = inner.inputs[0].shape[3], cluster_of(inner, caps, RING_WARPS)
-    if tile is None or tile.parts.blocks > 1 or not _chunks(form):
+    if not (caps.warpgroups and _chunks(form)) or tile_of(inner, caps) is None:
         return None
-    if dim % KEYS or not caps.warpgroups:
-        return None
-    rows, splits = tile.parts.rows, tile.parts.splits
-    own = 4 * (tile.split.warps * rows * (dim + 4) + 2 * rows * (dim + 2 * splits))
-    own += 2 * (rows + 2 * form.outputs[2].shape[1]) * (dim + 8) + 2048
-    room = min(MULTIPROCESSOR, caps.max_shared * tile.split.together) // tile.split.together - own
-    stages = room // RingTile(tile.split, 1).stage_bytes(dim)
-    return RingCluster(tile, RingTile(tile.split, min(stages, MOST_STAGES))) if stages > 1 else None
+    return ring_of(inner, form.outputs[2].shape[1], caps)
 
 
 def _ring_launch(form: Form[RopeAttendAttrs], tile: RingCluster, caps: Caps) -> Lowered:

@@ -30,6 +30,7 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.product import (
@@ -41,7 +42,7 @@ from centella.ops.matmul.product import (
     rows_of_a,
 )  # fmt: skip
 from centella.ops.matmul.sums import words_of
-from centella.ops.matmul.table import MULTIPROCESSORS, SHORT, SKINNY, SKINNY_FROM
+from centella.ops.matmul.table import SHORT, SKINNY, SKINNY_FROM
 from centella.ops.matmul.thin import MOST_THREADS, REGISTERS
 from centella.ops.rows import fold, power_above
 from centella.specs import Caps

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from centella.dtypes import DType, bf16, f16
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.normed_kernel import product_of
 from centella.ops.matmul.problem import Problem, aligned
@@ -23,7 +24,6 @@ from centella.ops.matmul.streamed_kernel import (
     Stream,
     kernel,
 )
-from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.specs import Caps
 
 SHARED = 184 << 10  # bytes of a group, beside which one of attention has room

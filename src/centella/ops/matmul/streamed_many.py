@@ -25,6 +25,7 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.op.op import Lowered
 from centella.op.variant import Variant
+from centella.ops.hopper import AT_ONCE
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.mma import takes
 from centella.ops.matmul.problem import THIN, Problem
@@ -32,7 +33,6 @@ from centella.ops.matmul.product import Constants, Product, launch
 from centella.ops.matmul.results import Finish, M, Stored
 from centella.ops.matmul.streamed import FEWEST, SHARED
 from centella.ops.matmul.streamed_kernel import bring_both
-from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import store_words
 from centella.ops.matmul.wgmma import WARPGROUP, OperandRing, WgmmaTile, multiply
 from centella.ops.operands import NATIVE
@@ -249,8 +249,6 @@ kernel: Kernel = Kernel(_streamed_many, workgroup=2 * WARPGROUP, name="streamed_
 # -- how it is launched ---------------------------------------------------------------------------
 
 MOST = M  # rows
-# Groups at a time, by parts: clusters of more than two leave some multiprocessors of an H200 idle.
-PARTS = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 112, 8: 104}
 COLUMNS = range(32, 257, 16)
 LEAST = 4  # stages, where a group has so many steps
 
@@ -270,13 +268,13 @@ def tile_of(product: Product, caps: Caps) -> ManyTile | None:
 
 def tiles_of(problem: Problem, gated: bool, caps: Caps) -> list[ManyTile]:
     """The tiles that there is room for, with as many stages as there is room for."""
-    every = (ManyTile(c, parts, gated=gated) for parts in PARTS for c in COLUMNS)
+    every = (ManyTile(c, parts, gated=gated) for parts in AT_ONCE for c in COLUMNS)
     return [tile for t in every if (tile := _with_stages(t, problem, caps)) is not None]
 
 
 def _turns(tile: ManyTile, problem: Problem) -> int:
     """Tiles of a cluster."""
-    return -(-_tiles(tile, problem) * tile.parts // PARTS[tile.parts])
+    return -(-_tiles(tile, problem) * tile.parts // AT_ONCE[tile.parts])
 
 
 def _tiles(tile: ManyTile, problem: Problem) -> int:

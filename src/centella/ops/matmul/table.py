@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from centella.specs import Caps
 
 STAGES = 2  # tiles of an operand in shared memory: one is multiplied, the next on its way
-MULTIPROCESSORS = 132  # of an H100 or H200
 
 
 class Tile(Struct, frozen=True):

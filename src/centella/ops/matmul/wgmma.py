@@ -28,11 +28,11 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.matmul.mma import MMA, preferred, takes
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Constants, Product, tiles_launch
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
-from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.matmul.tiled import tile_place
 from centella.ops.ring import Ring
 from centella.specs import Caps

@@ -25,6 +25,7 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.layout import rows_of
 from centella.ops.matmul.linear_norm import LinearNormAttrs, product_operands
 from centella.ops.matmul.mma import takes
@@ -33,7 +34,6 @@ from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Constants, Product, Scalars, launch
 from centella.ops.matmul.results import K, M
 from centella.ops.matmul.row_norms import NormedRows
-from centella.ops.matmul.table import MULTIPROCESSORS
 from centella.ops.norm import NORM
 from centella.ops.ring import Ring
 from centella.specs import Caps

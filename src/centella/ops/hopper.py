@@ -1,0 +1,9 @@
+"""How many groups an H100 or H200 runs at a time: what kernels for sm_90a are laid out for."""
+
+from __future__ import annotations
+
+MULTIPROCESSORS = 132
+SHARED = 226 << 10  # bytes of shared memory that the groups of a multiprocessor have together
+# Groups of one a multiprocessor, by those of a cluster: a cluster lies in one of the GPCs, whose
+# multiprocessors (16 or 18 of an H200) it may not divide.
+AT_ONCE = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 112, 8: 104}
