@@ -175,6 +175,33 @@ def test_which_products_are_streamed() -> None:
     assert call_of(1, 64, 1024).kernel.name == "streamed"
 
 
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_which_rows_take_their_norm_along(gate: str) -> None:
+    """3 to 16 of bf16 with an RMS norm, on Hopper; what fits it by name alone, one or two rows."""
+    normed, hopper = op.get("normed_linear"), replace(CAPS, family="nvidia")
+
+    def chosen(m: int, dtype: DType = bf16, caps: Caps = hopper, kind: str = "rms") -> str:
+        x, w = (make_spec((rows, 1024), dtype, 16) for rows in (m, 96 if gate else 48))
+        inputs = (x, w, make_spec((1024,), f32, 16))
+        attrs = {"extras": ("norm",), "gate": gate, "eps": 1e-5, "alpha": 1.0, "kind": kind}
+        form = op_form(normed, inputs, (make_spec((m, 48), dtype, 16),), attrs)
+        assert normed.preferred is not None
+        if not normed.preferred(form, caps):
+            return "apart"
+        (call,) = form.lower(caps).calls
+        return call.kernel.name
+
+    for m in range(3, 17):
+        assert chosen(m) == "streamed_rows"
+    assert chosen(1) == "streamed"
+    assert chosen(2) == "normed_linear"
+    for m in (17, 40):
+        assert chosen(m) == "apart"
+    for caps in (replace(hopper, arch="sm_100"), replace(hopper, arch="sm_80"), Caps("ir")):
+        assert chosen(5, caps=caps) == "apart"
+    assert chosen(5, f16) == chosen(5, kind="layer") == "apart"
+
+
 @pytest.mark.parametrize(("m", "variant"), [(1, STREAMED), (2, STREAMED_ROWS)])
 def test_a_device_without_room_is_no_fit(m: int, variant: Variant[Product, Stream]) -> None:
     """A group has 384 threads; of a long row two stages have no room in little shared memory."""

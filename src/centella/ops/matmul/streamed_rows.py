@@ -14,6 +14,7 @@ adds up their squares: a row's factor is known when its sums are added up, and m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.normed import NormedAttrs
+from centella.ops.matmul.normed import JOINED_ROWS, NormedAttrs
 from centella.ops.matmul.normed_kernel import product_of
 from centella.ops.matmul.problem import THIN
 from centella.ops.matmul.product import Product, Scalars, launch
@@ -338,6 +339,11 @@ def _normed_tile(form: Form[NormedAttrs], caps: Caps) -> Stream | None:
     return tile_of(product, caps) if rms else None
 
 
+def _normed_preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
+    """Of more rows than "joined" takes."""
+    return caps.fast_tensor_cores and math.prod(form.inputs[0].shape[:-1]) > JOINED_ROWS
+
+
 def _normed_launches(form: Form[NormedAttrs], tile: Stream, caps: Caps) -> Lowered:
     return _launches(product_of(form), tile, caps, (("eps", form.attrs.eps),))
 
@@ -345,7 +351,6 @@ def _normed_launches(form: Form[NormedAttrs], tile: Stream, caps: Caps) -> Lower
 STREAMED_ROWS: Variant[Product, Stream] = Variant(
     "streamed_rows", _tile, _launches, lambda product, caps: caps.fast_tensor_cores
 )
-# By name alone, until it has been timed beside a norm's own launch.
 NORMED_ROWS: Variant[Form[NormedAttrs], Stream] = Variant(
-    "streamed_rows", _normed_tile, _normed_launches, lambda form, caps: False
+    "streamed_rows", _normed_tile, _normed_launches, _normed_preferred
 )
