@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 def product_of(
     m: int, n: int, k: int, *extras: str, gate: str = "", dtype: DType = bf16,
-    y: DType | None = None, caps: Caps = CAPS,
+    y: DType | None = None, caps: Caps = CAPS, kind: str = "rms",
 ) -> tuple[Call, tuple[Spec, ...]]:  # fmt: skip
     """The launch of a product of m rows: n outputs, of twice as many rows of W with a gate.
 
@@ -38,12 +38,12 @@ def product_of(
         It, and its operands as they were before it took them for flat.
     """
     outputs = 2 * n if gate else n
-    shapes = {"norm": (k,), "bias": (outputs,), "residual": (m, n)}
+    shapes = {"norm": (k,), "shift": (k,), "bias": (outputs,), "residual": (m, n)}
     given = tuple(make_spec(shapes[e], dtype if e == "residual" else f32, 16) for e in extras)
     x, w = make_spec((m, k), dtype, 16), make_spec((outputs, k), dtype, 16)
     attrs: dict[str, Any] = {"extras": tuple(extras), "alpha": 0.5}
     normed = gate != "" or "norm" in extras
-    attrs |= {"gate": gate, "eps": 1e-5} if normed else {"activation": "relu"}
+    attrs |= {"gate": gate, "eps": 1e-5, "kind": kind} if normed else {"activation": "relu"}
     attrs |= {"dtype": y.name} if y else {}
     attrs |= {"variant": "streamed_rows"} if "norm" in extras else {}
     name = "normed_linear" if normed else "linear"
