@@ -70,6 +70,11 @@ def of_normed() -> tuple[Call, list[Spec]]:
     return call, list(specs)
 
 
+def of_layered() -> tuple[Call, list[Spec]]:
+    call, specs = test_streamed_rows.product_of(5, 270, 648, "norm", "shift", kind="layer")
+    return call, list(specs)
+
+
 def of_one_row() -> tuple[Call, list[Spec]]:
     call, specs = test_streamed_rows.product_of(1, 530, 648)
     return call, list(specs)
@@ -123,6 +128,7 @@ KEPT = """\
 """
 STEPS = "        for step in lang.range(lang.const(shared.steps, u32)):\n            stage = self"
 IN_TURN = "        for step in lang.range(\n            lang.ptx.warpgroup_uniform("
+LOADED = "partial(meet, shared.met, turn))\n"
 TOLD = "shared.told.wait(slot, self.beside.parity)\n"
 # The launch, its kernel's module, what stands elsewhere or nowhere, the race.
 CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
@@ -143,7 +149,18 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     ),
     "weights of a norm are read": (
         of_normed, streamed_rows,
-        [('shared.p["k"])\n        meet(shared.met, turn)\n', 'shared.p["k"])\n')], UNWRITTEN,
+        [(LOADED + "        meet(shared.met, turn)\n", LOADED)], UNWRITTEN,
+    ),
+    "weights of a layer norm are read": (
+        of_layered, streamed_rows,
+        [(LOADED + "        meet(shared.met, turn)\n", LOADED)], UNWRITTEN,
+    ),
+    "the largest weight is read": (
+        of_layered, streamed_rows, [(LOADED, "lambda: None)\n")], WRITTEN,
+    ),
+    "moments of a layer norm are overwritten": (
+        of_layered, streamed_rows, [("meet(shared.met, turn)  # sums are written anew\n", "\n")],
+        READ,
     ),
     "sums of one row are read": (
         of_one_row, streamed_kernel, [("meeting()\n        _store(", "_store(")], WRITTEN,

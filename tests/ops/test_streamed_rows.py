@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 def product_of(
     m: int, n: int, k: int, *extras: str, gate: str = "", dtype: DType = bf16,
-    y: DType | None = None, caps: Caps = CAPS,
+    y: DType | None = None, caps: Caps = CAPS, kind: str = "rms",
 ) -> tuple[Call, tuple[Spec, ...]]:  # fmt: skip
     """The launch of a product of m rows: n outputs, of twice as many rows of W with a gate.
 
@@ -38,12 +38,12 @@ def product_of(
         It, and its operands as they were before it took them for flat.
     """
     outputs = 2 * n if gate else n
-    shapes = {"norm": (k,), "bias": (outputs,), "residual": (m, n)}
+    shapes = {"norm": (k,), "shift": (k,), "bias": (outputs,), "residual": (m, n)}
     given = tuple(make_spec(shapes[e], dtype if e == "residual" else f32, 16) for e in extras)
     x, w = make_spec((m, k), dtype, 16), make_spec((outputs, k), dtype, 16)
     attrs: dict[str, Any] = {"extras": tuple(extras), "alpha": 0.5}
     normed = gate != "" or "norm" in extras
-    attrs |= {"gate": gate, "eps": 1e-5} if normed else {"activation": "relu"}
+    attrs |= {"gate": gate, "eps": 1e-5, "kind": kind} if normed else {"activation": "relu"}
     attrs |= {"dtype": y.name} if y else {}
     attrs |= {"variant": "streamed_rows"} if "norm" in extras else {}
     name = "normed_linear" if normed else "linear"
@@ -173,6 +173,33 @@ def test_which_products_are_streamed() -> None:
     assert call_of(17, 64, 1024).kernel.name != "streamed_rows"
     assert call_of(2, 64, 64).kernel.name != "streamed_rows"
     assert call_of(1, 64, 1024).kernel.name == "streamed"
+
+
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_which_rows_take_their_norm_along(gate: str) -> None:
+    """3 to 16 of bf16 with an RMS norm, on Hopper; what fits it by name alone, one or two rows."""
+    normed, hopper = op.get("normed_linear"), replace(CAPS, family="nvidia")
+
+    def chosen(m: int, dtype: DType = bf16, caps: Caps = hopper, kind: str = "rms") -> str:
+        x, w = (make_spec((rows, 1024), dtype, 16) for rows in (m, 96 if gate else 48))
+        inputs = (x, w, make_spec((1024,), f32, 16))
+        attrs = {"extras": ("norm",), "gate": gate, "eps": 1e-5, "alpha": 1.0, "kind": kind}
+        form = op_form(normed, inputs, (make_spec((m, 48), dtype, 16),), attrs)
+        assert normed.preferred is not None
+        if not normed.preferred(form, caps):
+            return "apart"
+        (call,) = form.lower(caps).calls
+        return call.kernel.name
+
+    for m in range(3, 17):
+        assert chosen(m) == "streamed_rows"
+    assert chosen(1) == "streamed"
+    assert chosen(2) == "normed_linear"
+    for m in (17, 40):
+        assert chosen(m) == "apart"
+    for caps in (replace(hopper, arch="sm_100"), replace(hopper, arch="sm_80"), Caps("ir")):
+        assert chosen(5, caps=caps) == "apart"
+    assert chosen(5, f16) == chosen(5, kind="layer") == "apart"
 
 
 @pytest.mark.parametrize(("m", "variant"), [(1, STREAMED), (2, STREAMED_ROWS)])

@@ -213,6 +213,12 @@ def normed_linear() -> Row:
         several = In((m, k), "large" if m == 2 else "normal")
         normed_rows = (several, In(((2 if opened else 1) * n, k)), In((k,), "positive", "f32"))
         cases.append(Case(normed_rows, {**normed, "gate": opened}, dtypes=("bf16",)))
+    layer = {**normed, "kind": "layer", "extras": ("norm", "shift")}
+    for m, n, k, opened in ((5, 30, 136, ""), (7, 34, 264, "silu"), (15, 21, 648, "")):
+        several = In((m, k), "large" if m == 15 else "normal")
+        vectors = (In((k,), "positive", "f32"), In((k,), "normal", "f32"))
+        layer_rows = (several, In(((2 if opened else 1) * n, k)), *vectors)
+        cases.append(Case(layer_rows, {**layer, "gate": opened}))
     for m, n, k in ((18, 30, 136), (61, 21, 520)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases.append(Case(gated, {**many, "variant": "streamed_many"}))

@@ -10,7 +10,7 @@ Source: Zhang and Sennrich 2019 (RMS norm), Ba et al. 2016 (layer norm), Shazeer
 A weight in planes has a kernel of one row on Hopper (`quant/digits.py`).
 
 `normed_kernel.py` has the kernel for few rows of x, `streamed.py` that of one on Hopper, `gated.py`
-those of a gate without a norm for several rows on tensor cores.
+has those for several rows on tensor cores: of a gate, and of bf16 rows with their RMS norm.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def axes_of(form: Form[NormedAttrs]) -> Axes:
 
 
 def preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
-    """Where launches cost something, of few rows with a norm or a gate; of many with a gate."""
+    """Where launches cost something, of few rows with a norm or a gate; of several see `gated`."""
     rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
     if not (form.within_binding(caps) and (attrs.gate or "norm" in attrs.extras)):
         return False

@@ -4,17 +4,17 @@
     y[m, n] = act(alpha (x[m, :] . W[n, :]) + bias[n]) * (...[half + n])       with a gate
 
     x[m, :] = x[m, :] / rms(x[m, :]) * norm                                     with a norm, bf16
+    x[m, :] = (x[m, :] - mean) / deviation * norm + shift
 
 As `streamed_kernel.py`, but rows of x do not stay: their columns come with those of the weights,
 stage by stage, eight rows a second factor of `mma.sync`. Weights of the first stages are asked for
-before the launches before this one are over, x once they are. With a norm a warp multiplies its
-columns of x by their weights in registers, where the f32 products become two bf16 numbers each, and
-adds up their squares: a row's factor is known when its sums are added up, and multiplies them.
+before the launches before this one are over, x once they are. `streamed_norms.py` has the norms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from functools import partial
 from typing import Any
 
 from centella import lang
@@ -24,16 +24,24 @@ from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.normed import NormedAttrs
+from centella.ops.matmul.normed import JOINED_ROWS, NormedAttrs
 from centella.ops.matmul.normed_kernel import product_of
 from centella.ops.matmul.problem import THIN
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.streamed import FEWEST, blocks_of, groups_of, outputs_of, ring_of
+from centella.ops.matmul.streamed import (
+    FEWEST,
+    MOST_ROWS,
+    blocks_of,
+    groups_of,
+    outputs_of,
+    ring_of,
+)
 from centella.ops.matmul.streamed_kernel import (
     CONSUMERS,
     DEPTH,
     EIGHT,
-    HIGH,
+    LAYER,
+    RMS,
     WARPGROUP,
     WARPS,
     Shares,
@@ -42,8 +50,17 @@ from centella.ops.matmul.streamed_kernel import (
     chunk_of,
     meet,
 )
+from centella.ops.matmul.streamed_norms import (
+    LONGEST,
+    REST,
+    RowNorm,
+    fragments_of,
+    kept_bytes,
+    norm_of,
+    spare_rows,
+)
 from centella.ops.ring import Ring
-from centella.ops.rows import QUAD, WARP, over_lanes
+from centella.ops.rows import QUAD, WARP
 from centella.specs import Caps
 
 PAD = 4  # elements between lines of sums, for banks of their own
@@ -56,6 +73,21 @@ class Rows:
         m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
         self.ring: Any = lang.ptx.SharedTile(x.dtype, (stages, EIGHT * eights, columns))
         self.map: Any = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
+        self._pairs = [(e, min(2, eights - e)) for e in range(0, eights, 2)]
+
+    def starts(self, lane: Any, column: Any) -> list[Any]:
+        """Where a lane's rows begin for `ldmatrix`, which takes two eights at once."""
+        chunk = column // EIGHT + lane // EIGHT % 2
+        return [
+            self.ring.chunk((lane // DEPTH % count + e) * EIGHT + lane % EIGHT, chunk)
+            for e, count in self._pairs
+        ]
+
+    def load(self, starts: list[Any], sixteen: int, widths: list[Any]) -> None:
+        """Sixteen columns of all rows as second factors."""
+        for start, (e, count) in zip(starts, self._pairs, strict=True):
+            at = self.ring.right(start, 2 * sixteen)
+            lang.ptx.ldmatrix(self.ring, at, *widths[e : e + count])
 
 
 class Sums:
@@ -103,70 +135,8 @@ class Sums:
         return whole
 
 
-class RowNorm:
-    """The RMS norm of rows of x: the weights of its columns, and the squares of each row.
-
-    Args:
-        columns: of all stages; eights: of rows.
-    """
-
-    def __init__(self, columns: int, eights: int) -> None:
-        self._columns, self._rows = columns, EIGHT * eights
-        self._weights = lang.shared(f32, columns)  # of sixteen columns those of a thread in a row
-        self._squares = lang.shared(f32, WARPS * self._rows)
-        self._mine = lang.vars(f32, eights, init=0.0)
-
-    def load(self, me: Any, norm: Any, k: Any) -> None:
-        """Write the weights, which no launch before this one writes; 0 past the last."""
-        for base in range(0, self._columns, CONSUMERS):
-            column = me + base
-            weight = lang.select(column < k, norm[lang.minimum(column, k - 1)], 0.0)
-            near = column % DEPTH
-            at = column - near + near % EIGHT // 2 * QUAD + near % 2 + near // EIGHT * 2
-            with lang.if_(column < self._columns):
-                self._weights[at] = weight
-
-    def begin(self) -> None:
-        """Nothing has been added up."""
-        for total in self._mine:
-            total.set(0.0)
-
-    def take(self, widths: list[Any], rests: list[Any], column: Any, lane: Any) -> None:
-        """Multiply sixteen columns of x, as second factors have them, by their weights.
-
-        The products are f32: `widths` then have their upper halves, `rests` what is left.
-        """
-        weights = self._weights.load(column + lane % QUAD * QUAD)
-        for width, rest, total in zip(widths, rests, self._mine, strict=True):
-            for register in range(2):
-                values = width[register]
-                for value in values:
-                    total.set(lang.fma(value, value, total))
-                pair = weights[2 * register : 2 * register + 2]
-                low, high = (lang.bitcast(v * w, u32) for v, w in zip(values, pair, strict=True))
-                width[register] = (low >> 16) | (high & HIGH)
-                rest[register] = tuple(
-                    lang.bitcast(v, f32) - lang.bitcast(v & HIGH, f32) for v in (low, high)
-                )
-
-    def leave(self, warp: Any, lane: Any) -> None:
-        """Write the squares that a warp has added up."""
-        for eight, total in enumerate(self._mine):
-            squares = over_lanes(total.get(), QUAD)
-            with lang.if_(lane % QUAD == 0):
-                self._squares[warp * self._rows + (lane // QUAD + eight * EIGHT)] = squares
-
-    def factor(self, row: Any) -> Any:
-        """1 / sqrt(mean of squares + eps) of a row."""
-        total = self._squares[row]
-        for warp in range(1, WARPS):
-            total = total + self._squares[row + warp * self._rows]
-        mean = total / lang.cast(lang.parameter("k", u32), f32)
-        return 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
-
-
 def _streamed_rows(
-    *, tile: Stream, depth: int, gated: bool, activation: str, x: Argument, w: Argument,
+    *, tile: Stream, depth: int, kind: str, gated: bool, activation: str, x: Argument, w: Argument,
     y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     lang.ptx.resident(2)
@@ -174,11 +144,11 @@ def _streamed_rows(
     shared = Shares(tile, w, halves, depth)
     rows = Rows(x, tile.stages, tile.eights, tile.columns)
     sums = Sums(WARPS, EIGHT * tile.eights, DEPTH * tile.sixteens(halves) + PAD)
-    norm = RowNorm(shared.steps * tile.columns, tile.eights) if "norm" in extra else None
+    norm = norm_of(kind, tile, shared.steps, depth, x.dtype, "shift" in extra)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
         _produce(shared, rows)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
-        _consume(shared, rows, sums, norm, gated, activation, y, extra)
+        _consume(shared, rows, sums, norm, gated, activation, x, y, extra)
 
 
 def _produce(shared: Shares, rows: Rows) -> None:
@@ -206,26 +176,29 @@ def _produce(shared: Shares, rows: Rows) -> None:
 
 def _consume(
     shared: Shares, rows: Rows, sums: Sums, norm: RowNorm | None, gated: bool, activation: str,
-    y: Any, extra: dict[str, Any],
+    x: Any, y: Any, extra: dict[str, Any],
 ) -> None:  # fmt: skip
     tile = shared.tile
     me = lang.local_id() - WARPGROUP
     warp, lane = me // WARP, me % WARP
     turn = lang.var(0, u32)
     if norm is not None:
-        norm.load(me, extra["norm"], shared.p["k"])
+        norm.load(me, extra, shared.p["k"], partial(meet, shared.met, turn))
         meet(shared.met, turn)
     lang.ptx.await_launches()
+    if norm is not None:
+        norm.start(x, lane)
     share = tile.columns // WARPS  # of a stage's columns, of a warp
     sixteens = tile.sixteens(shared.halves)
     starts = [chunk_of(shared, warp * share, lane, i) for i in range(sixteens)]
-    of_x = rows.ring.chunk(
-        lane // DEPTH % tile.eights * EIGHT + lane % EIGHT,
-        warp * (share // EIGHT) + lane // EIGHT % 2,
-    )
-    chains = max(1, min(4 // (sixteens * tile.eights), share // DEPTH))
+    of_x = rows.starts(lane, warp * share)
+    kinds = 2 if norm is not None and norm.apart else 1  # of sums
+    chains = max(1, min(4 // (sixteens * tile.eights * kinds), share // DEPTH))
     kept = [
-        [[lang.ptx.Fragment(f32, (16, 8)) for _ in range(chains)] for _ in range(tile.eights)]
+        [
+            [[lang.ptx.Fragment(f32, (16, 8)) for _ in range(chains)] for _ in range(kinds)]
+            for _ in range(tile.eights)
+        ]
         for _ in range(sixteens)
     ]
     dtype = shared.ring.dtype
@@ -234,7 +207,7 @@ def _consume(
     rests = [] if norm is None else [lang.ptx.Fragment(dtype, (16, 8)) for _ in widths]
     ring = Ring(tile.stages)
     for block in shared.blocks():
-        for fragment in (f for line in kept for chain in line for f in chain):
+        for fragment in (f for line in kept for eight in line for chain in eight for f in chain):
             fragment.fill(0.0)
         if norm is not None:
             norm.begin()
@@ -242,34 +215,44 @@ def _consume(
             stage = ring.stage.get()
             shared.full.wait(stage, ring.parity)
             slot = shared.ring.at_stage(stage * shared.halves)
-            at_x = of_x + rows.ring.at_stage(stage)
+            at_x = [start + rows.ring.at_stage(stage) for start in of_x]
             for k in range(share // DEPTH):
-                lang.ptx.ldmatrix(rows.ring, rows.ring.right(at_x, 2 * k), *widths)
+                rows.load(at_x, k, widths)
                 if norm is not None:
                     column = step * tile.columns + warp * share + k * DEPTH
                     norm.take(widths, rests, column, lane)
                 for line, start in zip(kept, starts, strict=True):
                     lang.ptx.ldmatrix(shared.ring, shared.ring.right(start + slot, 2 * k), height)
-                    for parts in (widths, rests) if rests else (widths,):
-                        for chain, width in zip(line, parts, strict=True):
-                            lang.ptx.mma_sync(chain[k % chains], height, width)
+                    for i, parts in enumerate((widths, rests) if rests else (widths,)):
+                        for eight, width in zip(line, parts, strict=True):
+                            lang.ptx.mma_sync(eight[i % kinds][k % chains], height, width)
             with lang.if_(lane == 0):
                 shared.empty.arrive(stage)
             ring.advance()
-        sums.leave(kept, warp, lane)
+        sums.leave([[_joined(eight) for eight in line] for line in kept], warp, lane)
         if norm is not None:
             norm.leave(warp, lane)
-        factor = None if norm is None else norm.factor
         meet(shared.met, turn)
-        store(shared, sums, block, me, gated, activation, y, extra, factor=factor)
+        store(shared, sums, block, me, gated, activation, y, extra, norm=norm)
         meet(shared.met, turn)  # sums are written anew
+
+
+def _joined(kinds: list[list[Any]]) -> list[Any]:
+    """The chains of sums of upper parts, to the first of which those of lower ones are added."""
+    upper, *lower = kinds
+    for register in range(4) if lower else ():
+        total = lower[0][0][register]
+        for fragment in lower[0][1:]:
+            total = total + fragment[register]
+        upper[0][register] = lang.fma(total, 1 / REST, upper[0][register])
+    return upper
 
 
 def store(
     shared: Any, sums: Sums, block: Any, me: Any, gated: bool, activation: str, y: Any,
-    extra: dict[str, Any], threads: int = CONSUMERS, factor: Callable[[Any], Any] | None = None,
+    extra: dict[str, Any], threads: int = CONSUMERS, norm: RowNorm | None = None,
 ) -> None:  # fmt: skip
-    """Add up the warps' sums, times the factor of a row, and store a word of outputs a thread."""
+    """Add up the warps' sums, with the norm of a row, and store a word of outputs a thread."""
     tile, p, per = shared.tile, shared.p, y.dtype.per_word
     first, across = block * tile.rows, tile.rows // per
     items = sums.rows * across
@@ -279,43 +262,48 @@ def store(
         inside = (row < lang.parameter("m", u32)) & (first + offset < p["n"])
         with lang.if_(inside & (item < items) if base + threads > items else inside):
             finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
-            out = [
-                sums.total(row, offset + j + half * tile.height)
+            outputs = [
+                offset + j + half * tile.height
                 for half in range(shared.halves) for j in range(per)
             ]  # fmt: skip
-            if factor is not None:
-                times = factor(row)
-                out = [v * times for v in out]
+            if norm is None:
+                out = [sums.total(row, output) for output in outputs]
+            else:
+                out = norm.totals(sums, row, outputs)
             y.store(row * lang.parameter("ldy", u32) + (first + offset), finish(out, row))
 
 
 kernel: Kernel = Kernel(_streamed_rows, workgroup=WARPGROUP + CONSUMERS, name="streamed_rows")
 
 
-def tile_of(product: Product, caps: Caps) -> Stream | None:
+def tile_of(product: Product, caps: Caps, kind: str = "") -> Stream | None:
     """How a group works where a few rows meet weights of whole chunks, both of 16 bits."""
     problem, (x, w) = product.problem, product.dtypes
     along = problem.a_along_k and problem.b_along_k
     few = problem.batch == 1 and 1 < problem.m <= THIN and problem.k >= FEWEST
     if not (few and along and product.whole and caps.warpgroups and x is w and w in (bf16, f16)):
         return None
-    eights, halves = -(-problem.m // EIGHT), 2 if product.gated else 1
-    rows = outputs_of(problem, product.specs[-1].dtype, halves)
+    shifted, halves = "shift" in product.names, 2 if product.gated else 1
+    eights = -(-(problem.m + spare_rows(kind, shifted)) // EIGHT)
+    most = min(MOST_ROWS, DEPTH * (fragments_of(kind, eights, x) // eights))
+    rows = outputs_of(problem, product.specs[-1].dtype, halves, most)
     sums = 4 * WARPS * EIGHT * eights * (DEPTH * Stream(rows, 0, 0).sixteens(halves) + PAD)
 
     def kept(tile: Stream) -> int:
-        """Bytes of sums, of a norm's weights and squares."""
+        """Bytes of sums, and of a norm."""
         columns = -(-problem.k // tile.columns) * tile.columns
-        return sums + (4 * (columns + WARPS * EIGHT * eights) if "norm" in product.names else 0)
+        return sums + kept_bytes(kind, columns, eights, shifted)
 
     return ring_of(Stream(rows, 0, 0, eights), problem, halves, kept, caps)
 
 
-def _launches(product: Product, tile: Stream, caps: Caps, scalars: Scalars = ()) -> Lowered:
+def _launches(
+    product: Product, tile: Stream, caps: Caps, kind: str = "", scalars: Scalars = ()
+) -> Lowered:
     problem = product.problem
     constants = (
         ("activation", product.activation), ("depth", problem.k), ("gated", product.gated),
-        ("tile", tile),
+        ("kind", kind), ("tile", tile),
     )  # fmt: skip
     own: Scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("ldx", problem.lda),
@@ -331,21 +319,35 @@ def _tile(product: Product, caps: Caps) -> Stream | None:
     return tile_of(product, caps) if not {"scale", "norm"} & {*product.names} else None
 
 
+def _kind(form: Form[NormedAttrs], product: Product) -> str:
+    """Of a norm that is taken along, or "": before their factor f16 rows have no range for RMS."""
+    if "norm" not in form.attrs.extras:
+        return ""
+    if form.attrs.kind == LAYER:
+        return LAYER if product.problem.k <= LONGEST else ""
+    return RMS if product.dtypes[0] is bf16 else ""
+
+
 def _normed_tile(form: Form[NormedAttrs], caps: Caps) -> Stream | None:
-    """With an RMS norm, of bf16: before their factor products need the range of f32."""
-    product, attrs = product_of(form), form.attrs
-    rms = "norm" in attrs.extras and attrs.kind == "rms" and product.dtypes[0] is bf16
-    return tile_of(product, caps) if rms else None
+    product = product_of(form)
+    kind = _kind(form, product)
+    return tile_of(product, caps, kind) if kind else None
+
+
+def _normed_preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
+    """Of more rows than "joined" takes."""
+    timed = form.attrs.kind != LAYER  # by name alone, until it has been timed
+    return timed and caps.fast_tensor_cores and math.prod(form.inputs[0].shape[:-1]) > JOINED_ROWS
 
 
 def _normed_launches(form: Form[NormedAttrs], tile: Stream, caps: Caps) -> Lowered:
-    return _launches(product_of(form), tile, caps, (("eps", form.attrs.eps),))
+    product = product_of(form)
+    return _launches(product, tile, caps, _kind(form, product), (("eps", form.attrs.eps),))
 
 
 STREAMED_ROWS: Variant[Product, Stream] = Variant(
     "streamed_rows", _tile, _launches, lambda product, caps: caps.fast_tensor_cores
 )
-# By name alone, until it has been timed beside a norm's own launch.
 NORMED_ROWS: Variant[Form[NormedAttrs], Stream] = Variant(
-    "streamed_rows", _normed_tile, _normed_launches, lambda form, caps: False
+    "streamed_rows", _normed_tile, _normed_launches, _normed_preferred
 )
