@@ -13,9 +13,10 @@ import centella as ct
 from centella.dtypes import DType, bf16, f16, f32
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
+from centella.ops.hopper import AT_ONCE
 from centella.ops.matmul.problem import Problem
 from centella.ops.matmul.product import Product
-from centella.ops.matmul.streamed_many import PARTS, STREAMED_MANY, ManyTile
+from centella.ops.matmul.streamed_many import STREAMED_MANY, ManyTile
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
 from centella.tensors import functional
@@ -138,7 +139,7 @@ def test_all_multiprocessors_read(
     call = call_of(64, n, k, gate=gate)
     tile = tile_of(call)
     assert (tile.columns, tile.parts, call.groups) == (columns, parts, groups)
-    assert groups <= PARTS[parts] and tile.shared_bytes <= CAPS.max_shared
+    assert groups <= AT_ONCE[parts] and tile.shared_bytes <= CAPS.max_shared
 
 
 @pytest.mark.parametrize(
