@@ -39,6 +39,7 @@ SMALL = {
     "wgmma": WgmmaTile(32, late=True),
     "split_mma": SplitTile(),
     "cluster_mma": None,
+    "ring": None,
 }
 SPLIT_BOUND = {f16: 2.5e-7, bf16: 1.6e-5}  # of `split_mma`
 ON_CORES = pytest.mark.parametrize("variant", ["mma", "split_mma", "cluster_mma"])
@@ -102,7 +103,7 @@ def test_masks_and_scales(name: str) -> None:
 @pytest.mark.parametrize("variant", SMALL)
 def test_a_sink_that_is_nan_gives_nan(variant: str) -> None:
     """For its head alone; also where no key is seen."""
-    lq = 2 if variant in ("split_mma", "cluster_mma") else 37
+    lq = 2 if variant in ("split_mma", "cluster_mma", "ring") else 37
     tile, sinks = SMALL[variant], [0.5, -np.inf, np.nan, -1.0]
     plan = planned(variant, (2, 4, 2, lq, 70, 32), f16, tile, lengths=[0, 70], sinks=sinks)
     arrays = plan.random()

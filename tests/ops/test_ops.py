@@ -554,7 +554,7 @@ SHAPE_MISTAKES = {
         "attention: expected blocks [1, 1 or more], got [3, 5]",
     "f.attention(*[x.reshape(1, 1, 3, 5)] * 3, variant='small')":
         "attention: expected variant of tiled, stream, split, mma, wgmma, split_mma, cluster_mma, "
-        "got 'small'",
+        "ring, got 'small'",
     "f.concat([x, x[:2]], axis=1)":
         "concat: expected shapes that differ only along axis 1, got [3, 5], [2, 5]",
     "f.concat([])": "concat: expected at least one tensor, got none",

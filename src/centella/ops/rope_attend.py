@@ -23,7 +23,7 @@ from centella.ops.cache import write_reference
 from centella.ops.rope_cache import ROPE_CACHE, RopeCacheAttrs, axes_of, check_step, divided
 from centella.specs import Spec, make_spec
 
-VARIANTS = ("ring", "cluster", "split_mma", "split", "apart")
+VARIANTS = ("ring", "ring_split", "cluster", "split_mma", "split", "apart")
 
 
 class RopeAttendAttrs(Struct, frozen=True):

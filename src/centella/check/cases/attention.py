@@ -113,6 +113,9 @@ def blocks() -> list[Case]:
                                ("mma", 19, 24), ("split_mma", 3, 72),
                                ("cluster_mma", 3, 72))
         for masks, more in rows
+    ] + [
+        attend(3, 4, 2, 3, 192, 80, *masks, "blocks", variant="ring", pool=5, **more)
+        for masks, more in rows if "key_mask" not in masks
     ]  # fmt: skip
 
 
@@ -174,6 +177,14 @@ FORCED: dict[str, list[tuple[Sizes, tuple[str, ...], dict[str, Any]]]] = {
         ((2, 3, 1, 2, 70, 40), ("mask",), {"added": (2, 1, 2, 70), "seen": True}),
         ((1, 1, 1, 1, 70, 16), (), {"values": "large", "sweep": True}),
         ((1, 32, 8, 1, 700, 128), ("lengths",), {"small": False}),
+    ],
+    "ring": [  # one part, parts without a key, rings that come round
+        ((1, 1, 1, 1, 1, 16), (), {}),
+        ((3, 4, 1, 1, 150, 48), ("lengths",), {}),
+        ((2, 6, 2, 3, 700, 64), ("starts", "sinks"), {"window": 90, "softcap": 1.5}),
+        ((1, 4, 2, 2, 6000, 128), ("lengths", "mask"), {"causal": True}),
+        ((70, 4, 2, 1, 700, 80), ("lengths", "bias"), {"sweep": True}),
+        ((1, 1, 1, 1, 600, 16), (), {"values": "large", "sweep": True}),
     ],
     "cluster_mma": [  # one part, parts without a key, eight parts
         ((1, 1, 1, 1, 1, 8), (), {}),

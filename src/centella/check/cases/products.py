@@ -64,6 +64,8 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
     if variant in ("grouped", "dequantized"):  # tensors of what is quantised are of x's dtype
         return mma_tile_of((dtypes[0], dtypes[variant == "grouped"]), caps) is not None
+    if variant in ("ring", "ring_split"):
+        return caps.warpgroups and caps.max_shared >= 2 * ROOM and dtypes[0] in (bf16, f16)
     if variant == "cluster":
         return caps.clusters and caps.max_shared >= ROOM
     if variant in ("streamed", "streamed_rows", "streamed_many"):

@@ -11,6 +11,7 @@ from centella.ops.attention.cluster_mma import CLUSTER_MMA
 from centella.ops.attention.mma import MMA
 from centella.ops.attention.plain_rows import with_plain_rows
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
+from centella.ops.attention.ring import RING
 from centella.ops.attention.split import SPLIT
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.stream import STREAM
@@ -19,6 +20,7 @@ from centella.ops.attention.wgmma import WGMMA
 from centella.specs import Caps
 
 ORDER: tuple[AttentionVariant[Any], ...] = (
+    RING,  # few queries of many keys in f16 and bf16, on Hopper, in one launch
     CLUSTER_MMA,  # few queries of many keys in f16 and bf16, on tensor cores, in one launch
     SPLIT_MMA,  # the same in two, where clusters are too few or there are none
     SPLIT,  # few queries of many keys, which are split among groups

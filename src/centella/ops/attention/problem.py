@@ -17,7 +17,7 @@ from centella.ops.attention.masks import Scoring
 from centella.ops.layout import flat
 from centella.specs import Spec
 
-VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma", "cluster_mma")
+VARIANTS = ("tiled", "stream", "split", "mma", "wgmma", "split_mma", "cluster_mma", "ring")
 T = TypeVar("T")
 Scalars = dict[str, int | float]
 BY_HEAD = "heads share lq lk qb qh ql kl vl yb yh yl blocks"

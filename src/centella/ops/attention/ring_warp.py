@@ -6,13 +6,14 @@ when all warps have left a tile. So as many bytes are on their way as shared mem
 the warps are at; in registers (`split_warp`) a warp has one step's alone. `ldmatrix` gives both
 factors as the products want them, the values transposed.
 
-A tile that has more than cached keys that count is mended before it is read: the step's own keys
+A tile that has others than keys of memory that count is mended before it is read: a step's own keys
 and values are put in their places, zeros in those of keys that no query sees, whatever memory has
-there.
+there. A key that is hidden in between (`key_mask`) is not looked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -46,8 +47,16 @@ class RingTile(Struct, frozen=True):
         return 2 * 2 * self.split.step * self.width(dim)
 
 
+class Fresh(Struct, frozen=True, eq=False):
+    """Keys and values that are not in memory yet, from a key on."""
+
+    start: Any
+    keys: Read
+    values: Read
+
+
 class Tiles:
-    """The ring of a group's part of the keys.
+    """The ring of a group's part of the keys; the first tiles are asked for at once.
 
     Args:
         blocks: whether keys lie in blocks, which are whole tiles.
@@ -74,12 +83,11 @@ class Tiles:
                 self._full.init(stage, 1)
                 self._empty.init(stage, tile.split.warps)
             lang.ptx.init_fence()
-        lang.barrier()
-        with lang.if_(self._leader):
             for stage in range(tile.stages):
                 first = work.begin + stage * tile.split.step
                 with lang.if_(first < work.end):
                     self._bring(first, lang.const(stage, u32))
+        lang.barrier()
         self._ring = Ring(tile.stages)
         self._left = lang.var(0, u32)  # the tile before: its stage, and the parity of its phase
         self._parity = lang.var(0, u32)
@@ -117,12 +125,11 @@ class Tiles:
         self._parity.set(self._ring.parity)
         self._ring.advance()
 
-    def mend(self, first: Any, past: Any, fresh: tuple[Read, Read], start: Any, end: Any) -> None:
-        """Where the tile of a key has others than cached keys that count, make it whole.
+    def mend(self, first: Any, past: Any, fresh: Fresh | None) -> None:
+        """Where the tile of a key has others than keys of memory that count, make it whole.
 
         Args:
-            past: where cached keys end; fresh: what reads the keys and values from `start` to
-                `end`, those of the step.
+            past: where those of memory end; fresh: those behind them, else there are none.
         """
         work, step = self.work, self.tile.split.step
         partly = first + step > past
@@ -139,12 +146,21 @@ class Tiles:
                 if work.windowed:
                     other = other | (key < work.all_begin)
                 with lang.if_(other):
-                    brought = (key >= start) & (key < end)
-                    for tile, read in zip((self.keys, self.values), fresh, strict=True):
-                        words = [lang.select(brought, w, 0) for w in read(key, column * CHUNK)]
-                        tile.memory.store_chunk(tile.chunk(row, column, self.stage), words)
+                    self._replace(row, column, key, fresh)
             lang.ptx.async_fence()  # copies may follow in the same place
             lang.barrier()
+
+    def _replace(self, row: Any, column: Any, key: Any, fresh: Fresh | None) -> None:
+        """Put a chunk of a fresh key and its value in a row; zeros, if there is no such key."""
+        none = [lang.const(0, u32)] * 4
+        at = self.keys.chunk(row, column, self.stage)  # of values too
+        if fresh is None:
+            self.values.memory.store_chunk(at, none)
+            return
+        brought = (key >= fresh.start) & (key < self.work.all_end)
+        for tile, read in ((self.keys, fresh.keys), (self.values, fresh.values)):
+            words = read(key, column * CHUNK)
+            tile.memory.store_chunk(at, [lang.select(brought, w, 0) for w in words])
 
 
 class RingWarp(WarpSums):
@@ -162,17 +178,29 @@ class RingWarp(WarpSums):
         self._mine: Any = tiles.keys.chunk(row, lane // 8 % 2)
         self._further: Fragment = Fragment(dtype, (16, 8))
 
-    def load_queries(self, word: Any) -> None:
-        """Queries as the first factor, whose other eight rows are zeros; `word` has two elements.
+    def load_queries(self, pair: Callable[[Any, Any], Any]) -> None:
+        """Queries as the first factor, whose other eight rows are zeros; they stay in registers.
 
-        They stay in registers.
+        Args:
+            pair: two elements of a row, from one on: values, or the word of both.
         """
         for first in range(0, self.dim, KEYS):
             query = Fragment(self.dtype, (16, 16))
             query.fill(0)
-            query[0] = word(self.g, self.c * 2 + first)
-            query[2] = word(self.g, self.c * 2 + (first + 8))
+            query[0] = pair(self.g, self.c * 2 + first)
+            query[2] = pair(self.g, self.c * 2 + (first + 8))
             self.queries.append(query)
+
+    def walk(self, past: Any, scale: Any, fresh: Fresh | None = None) -> None:
+        """Take all tiles of the group; as of `Tiles.mend`."""
+        work, tiles = self.tiles.work, self.tiles
+        for first in lang.range(work.begin, work.end, tiles.tile.split.step):
+            tiles.wait(first)
+            tiles.mend(first, past, fresh)
+            self.score()
+            self.soften(first, scale)
+            self.mix()
+            tiles.leave()
 
     def _at(self, ring: Any, number: int) -> Any:
         """This lane's row of sixteen elements of the head, of keys as of values."""

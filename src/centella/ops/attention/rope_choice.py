@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from centella.dtypes import f32
 from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.lang.kernel_params import signature
@@ -9,10 +11,13 @@ from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
 from centella.ops.attention.parts import Parts, launches_of
-from centella.ops.attention.problem import scalars_of
+from centella.ops.attention.problem import AttentionAttrs, scalars_of
+from centella.ops.attention.ring_choice import RingParts, apart, clustered
+from centella.ops.attention.ring_choice import fills as ring_fills
 from centella.ops.attention.rope_cluster import RopeTile, kernel
-from centella.ops.attention.rope_ring import RingCluster, RopeRing, ring_of
+from centella.ops.attention.rope_ring import RopeRing
 from centella.ops.attention.rope_ring import kernel as rope_ring
+from centella.ops.attention.rope_ring import split_kernel as rope_ring_split
 from centella.ops.attention.rope_split import WIDTH, words_of
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
@@ -89,29 +94,53 @@ def _first(
 
 
 def _one_launch(form: Form[RopeAttendAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
-    return _alone(kernel, form, tile, met(tile.split, caps))
+    return _alone(kernel, form, tile.parts, met(tile.split, caps))
 
 
 def _alone(
-    kernel: Kernel, form: Form[RopeAttendAttrs], cluster: ClusterTile, tile: RopeTile | RopeRing
+    kernel: Kernel, form: Form[RopeAttendAttrs], parts: Parts, tile: RopeTile | RopeRing
 ) -> Lowered:
     """A launch that leaves nothing to another one."""
-    parts, y = cluster.parts, form.outputs[2]
+    y = form.outputs[2]
     constants = (("splits", parts.splits), ("tile", tile), ("tokens", y.shape[1]))
     writes = {"y": Ref(len(form.inputs) + 2, flat(y))}
-    return Lowered((_first(kernel, form, parts, constants, writes, {}, cluster.split.threads),))
+    split = tile.ring.split if isinstance(tile, RopeRing) else tile.split
+    return Lowered((_first(kernel, form, parts, constants, writes, {}, split.threads),))
 
 
-def _ring(form: Form[RopeAttendAttrs], caps: Caps) -> RingCluster | None:
-    """Groups, parts and rings where heads are whole factors, and the copy engine is there."""
+def _rings(
+    form: Form[RopeAttendAttrs], caps: Caps,
+    parts_of: Callable[[Form[AttentionAttrs], int, Caps], RingParts | None],
+) -> RingParts | None:  # fmt: skip
+    """Groups, parts and rings where rows are whole chunks, and the copy engine is there."""
     inner = attention_form(form)
     if not (caps.warpgroups and _chunks(form)) or tile_of(inner, caps) is None:
         return None
-    return ring_of(inner, form.outputs[2].shape[1], caps)
+    return parts_of(inner, form.outputs[2].shape[1], caps)
 
 
-def _ring_launch(form: Form[RopeAttendAttrs], tile: RingCluster, caps: Caps) -> Lowered:
-    return _alone(rope_ring, form, tile.cluster, RopeRing(tile.ring, caps.early_launch))
+def _ring(form: Form[RopeAttendAttrs], caps: Caps) -> RingParts | None:
+    return _rings(form, caps, clustered)
+
+
+def _ring_split(form: Form[RopeAttendAttrs], caps: Caps) -> RingParts | None:
+    return _rings(form, caps, apart)
+
+
+def _ring_preferred(form: Form[RopeAttendAttrs], caps: Caps) -> bool:
+    inner, tile = attention_form(form), _ring(form, caps)
+    return _preferred_mma(form, caps) and tile is not None and ring_fills(inner, tile)
+
+
+def _ring_launch(form: Form[RopeAttendAttrs], tile: RingParts, caps: Caps) -> Lowered:
+    return _alone(rope_ring, form, tile.parts, RopeRing(tile.ring, caps.early_launch))
+
+
+def _ring_launches(form: Form[RopeAttendAttrs], tile: RingParts, caps: Caps) -> Lowered:
+    ring = RopeRing(tile.ring, caps.early_launch)
+    constants = (("tile", ring), ("tokens", form.outputs[2].shape[1]))
+    threads = tile.split.threads
+    return _two_launches(form, tile.parts, caps, rope_ring_split, constants, threads)
 
 
 def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
@@ -173,8 +202,11 @@ def _both(form: Form[RopeAttendAttrs], tile: bool, caps: Caps) -> Lowered:
 CLUSTER: Variant[Form[RopeAttendAttrs], ClusterTile] = Variant(
     "cluster", _cluster, _one_launch, _preferred
 )
-RING: Variant[Form[RopeAttendAttrs], RingCluster] = Variant(
-    "ring", _ring, _ring_launch, lambda form, caps: False
+RING: Variant[Form[RopeAttendAttrs], RingParts] = Variant(
+    "ring", _ring, _ring_launch, _ring_preferred
+)
+RING_SPLIT: Variant[Form[RopeAttendAttrs], RingParts] = Variant(
+    "ring_split", _ring_split, _ring_launches, lambda form, caps: False
 )
 SPLIT_STEP: Variant[Form[RopeAttendAttrs], Parts] = Variant(
     "split", _parts, _two_launches, lambda form, caps: few_queries(attention_form(form), caps)
@@ -187,5 +219,5 @@ APART: Variant[Form[RopeAttendAttrs], bool] = Variant("apart", lambda form, caps
 
 def lower(form: Form[RopeAttendAttrs], caps: Caps) -> Lowered:
     """The launches of the variant that is forced or chosen."""
-    order = (RING, CLUSTER, SPLIT_STEP_MMA, SPLIT_STEP, APART)
+    order = (RING, RING_SPLIT, CLUSTER, SPLIT_STEP_MMA, SPLIT_STEP, APART)
     return choose(order, form, caps, form.attrs.variant, "rope_attend").lower(form, caps)

@@ -1,0 +1,103 @@
+"""How groups with rings share the keys of few queries."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from centella.op.op import Form
+from centella.ops.attention.parts import Parts
+from centella.ops.attention.problem import AttentionAttrs, keys_seen
+from centella.ops.attention.ring_warp import RingTile
+from centella.ops.attention.split_warp import MOST_DIM
+from centella.ops.attention.warp_sums import KEYS, SplitTile
+from centella.ops.hopper import AT_ONCE, SHARED
+from centella.specs import Caps
+
+WARPS = 4  # of a group
+STEP = WARPS * KEYS  # keys of a tile
+TOGETHER = (1, 2, 3)  # groups of a multiprocessor
+ROUNDS = 2  # the same where not all groups run at once
+ENOUGH = AT_ONCE[8]  # groups
+RING = 128 << 10  # bytes of a ring at most: larger ones were slower
+SPARE = 2048  # bytes of barriers, statistics, and what lies between arrays
+MOST_KEYS = 1024  # of a part, where there are fewer groups than multiprocessors
+
+
+class RingParts(Struct, frozen=True):
+    """Groups and parts, and the ring of each group."""
+
+    parts: Parts
+    ring: RingTile
+
+    @property
+    def split(self) -> SplitTile:
+        """How a group works."""
+        return self.ring.split
+
+
+def clustered(form: Form[AttentionAttrs], tokens: int, caps: Caps) -> RingParts | None:
+    """Groups and parts as clusters; None where a head has no whole factors, or no room.
+
+    All groups are to run at once, at least `ENOUGH`, with as few to a multiprocessor as that takes:
+    the fewer, the larger are their rings.
+
+    Args:
+        tokens: whose keys are brought by a step.
+    """
+    every, best = _one_part(form), None
+    if every is None:
+        return None
+    tiles = _tiles(form)
+    for together in TOGETHER:
+        for splits, most in AT_ONCE.items():
+            parts = replace(every, splits=splits)
+            if parts.groups > most * together or splits > max(tiles, 1):
+                continue
+            found = _with_ring(parts, -(-tiles // splits), tokens, together, caps)
+            if found and (best is None or parts.groups > best.parts.groups):
+                best = found
+        if best is not None and best.parts.groups >= ENOUGH:
+            break
+    return best or _with_ring(every, tiles, tokens, ROUNDS, caps)
+
+
+def apart(form: Form[AttentionAttrs], tokens: int, caps: Caps) -> RingParts | None:
+    """Groups and parts whose results a second launch adds up, one to a multiprocessor; or None."""
+    every = _one_part(form)
+    if every is None:
+        return None
+    tiles = max(_tiles(form), 1)
+    splits = min(max(AT_ONCE[1] // max(every.groups, 1), 1), tiles)
+    parts = replace(every, splits=splits)
+    return _with_ring(parts, -(-tiles // splits), tokens, TOGETHER[0], caps)
+
+
+def fills(form: Form[AttentionAttrs], tile: RingParts) -> bool:
+    """Whether parts are short, or as many as keep a large GPU busy."""
+    parts = tile.parts
+    return parts.groups >= ENOUGH or STEP * _tiles(form) <= MOST_KEYS * parts.splits
+
+
+def _one_part(form: Form[AttentionAttrs]) -> Parts | None:
+    """All keys as one part, where a group has all queries of them, and heads are whole factors."""
+    dim = form.inputs[0].shape[3]
+    parts = Parts.of(form, STEP, 1)
+    return parts if dim % KEYS == 0 and 0 < dim <= MOST_DIM and parts.blocks == 1 else None
+
+
+def _tiles(form: Form[AttentionAttrs]) -> int:
+    """Tiles of keys that queries see at most."""
+    return -(-keys_seen(form, form.inputs[0].shape[2]) // STEP)
+
+
+def _with_ring(
+    parts: Parts, tiles: int, tokens: int, together: int, caps: Caps
+) -> RingParts | None:
+    """Groups with rings of as many tiles as there is room for, of those that a part has."""
+    rows, dim, split = parts.rows, parts.width, SplitTile(WARPS, together)
+    sums = 4 * WARPS * rows * (dim + 4) + 4 * rows * (dim + 2 * parts.splits + 4)
+    brought = 2 * (rows + 2 * tokens) * (dim + 8) if tokens else 0
+    room = min(SHARED // together, caps.max_shared) - sums - brought - SPARE
+    stages = min(min(room, RING) // (RingTile(split, 1).stage_bytes(dim) + 16), tiles)
+    return RingParts(parts, RingTile(split, stages)) if stages > 0 else None
