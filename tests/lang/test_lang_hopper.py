@@ -15,7 +15,7 @@ from centella.dtypes import DType, bf16, f16, f32, narrow, u32, widen
 from centella.emit.program import program_of
 from centella.emit.ptx import emit_ptx
 from centella.errors import LimitError, SimulationError, TraceError
-from centella.lang import In, InOut, KernelIR, Out, ptx, storage
+from centella.lang import In, KernelIR, Out, ptx, storage
 from centella.lang.ir import BARRIERS, HOPPER
 from centella.simulator.run import simulate
 from centella.specs import Caps
@@ -383,7 +383,7 @@ def test_refused(name: str) -> None:
 
 
 def test_maps_refuse_what_they_cannot_describe() -> None:
-    def kernel(x: In[f16], s: InOut[f16], y: Out[f32], *, which: str) -> None:
+    def kernel(x: In[f16], s: Out[f16], y: Out[f32], *, which: str) -> None:
         n, pitch = parameters("n", "pitch")
         shared_tile = tile()
         if which == "number":
@@ -391,7 +391,8 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
         elif which == "strides":
             ptx.TensorMap(x, shared_tile, (n, n), (pitch, pitch))
         elif which == "mode":
-            ptx.TensorMap(s, shared_tile, (n, n), (pitch,))
+            of_s = ptx.TensorMap(s, shared_tile, (n, n), (pitch,))
+            ptx.tma_load(of_s, (0, 0), 0, ptx.Barriers(1), 0)
         elif which == "dtype":
             ptx.TensorMap(x, ptx.SharedTile(bf16, (64, 64)), (n, n), (pitch,))
         elif which == "rows":
@@ -405,8 +406,8 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
         y[lang.local_id()] = 0.0
 
     texts = {
-        "number": "u32 launch parameters", "strides": "a stride less", "mode": "In or Out",
-        "dtype": "In or Out argument of rank 1 and bf16", "rows": "at most 256 rows",
+        "number": "u32 launch parameters", "strides": "a stride less", "mode": "no Out argument",
+        "dtype": "an argument of rank 1 and bf16", "rows": "at most 256 rows",
         "coordinates": "as many coordinates", "store": "cannot be written",
     }  # fmt: skip
     tensors = {"x": empty((64,), f16), "s": empty((64,), f16), "y": empty((128,), f32)}

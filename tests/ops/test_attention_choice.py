@@ -149,13 +149,16 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
 
 def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
     for dtype in (f16, bf16):
-        assert {chosen(qkv(1, dim, dtype)) for dim in (8, 64, 128)} == {"cluster_mma"}
+        assert {chosen(qkv(1, dim, dtype)) for dim in (16, 64, 128)} == {"ring"}
+        assert {chosen(qkv(1, dim, dtype)) for dim in (8, 72)} == {"cluster_mma"}
         ampere = {chosen(qkv(1, dim, dtype), CUDA["sm_89"]) for dim in (8, 64, 128)}
         assert ampere == {"split_mma"}
     assert {chosen(qkv(1, dim)) for dim in (4, 20, 136)} == {"split"}
     assert chosen(qkv(1, 64, f32)) == "split"
     assert {chosen(qkv(1, 64), c) for c in (CUDA["sm_75"], LARGE, Caps("ir"))} == {"split"}
-    assert chosen(qkv(8, 64)) == "cluster_mma"
+    assert (chosen(qkv(4, 64)), chosen(qkv(8, 64))) == ("ring", "cluster_mma")
+    masked = (*qkv(1, 64), spec(2, 90, dtype=i32))
+    assert chosen(masked, masks=("key_mask",)) == "cluster_mma"
     k = view((1, 2, 100, 64), (12900, 6450, 64, 1), dtype=f16, offset=1)
     assert chosen((spec(1, 4, 1, 64, dtype=f16), k, k)) == "split"
 
@@ -172,8 +175,8 @@ def test_a_group_has_fewer_queries_of_few_keys() -> None:
 
 def test_few_sequences_of_many_keys_take_two_launches() -> None:
     """A cluster has eight groups: of two sequences they leave half of a large GPU idle."""
-    for batch, lk, variant in ((1, 3072, "cluster_mma"), (1, 3136, "split_mma"),
-                               (4, 8192, "cluster_mma"), (2, 8192, "split_mma")):  # fmt: skip
+    for batch, lk, variant in ((1, 6144, "ring"), (1, 6208, "split_mma"), (2, 8192, "ring"),
+                               (4, 8192, "ring")):  # fmt: skip
         q = spec(batch, 32, 1, 128, dtype=f16)
         k = spec(batch, 8, lk, 128, dtype=f16)
         assert chosen((q, k, k)) == variant, (batch, lk)

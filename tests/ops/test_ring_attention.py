@@ -161,7 +161,8 @@ def test_when_it_is_chosen() -> None:
         return next((v.name for v in order if v.takes(forms, CAPS)), "")
 
     assert {chosen(batch=n) for n in (1, 4, 64)} == {"ring"}
-    assert chosen(capacity=8192) == chosen(batch=16, capacity=32768) == "ring"
+    assert chosen(capacity=6144) == chosen(batch=16, capacity=32768) == "ring"
+    assert chosen(capacity=6208) == chosen(capacity=32768) == "ring_split"
     assert chosen(dim=72) == chosen(heads=128) == chosen(tokens=9) == ""
     for caps in (replace(CAPS, arch="sm_80"), replace(CAPS, arch="sm_100")):
         assert not ROPE_RING.fits(form_of(), caps)

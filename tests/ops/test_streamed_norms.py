@@ -205,16 +205,18 @@ def test_which_are_taken() -> None:
             call_of(m, 40, k, "norm", dtype=f16, kind="layer")
 
 
-def test_by_name_alone() -> None:
-    """Until it has been timed."""
+@pytest.mark.parametrize("shift", [True, False])
+def test_it_is_chosen_where_an_eight_has_room(shift: bool) -> None:
+    """For norm and shift behind the rows: one eight more costs what a launch does."""
     normed, caps = op.get("normed_linear"), replace(CAPS, family="nvidia")
-    x, w, y = (make_spec(shape, f16, 16) for shape in ((5, 1280), (40, 1280), (5, 40)))
-    attrs = {"extras": ("norm",), "gate": "", "eps": EPS, "alpha": 1.0, "kind": "layer"}
+    vector = make_spec((1280,), f16, 16)
+    extras = ("norm", "shift") if shift else ("norm",)
+    attrs = {"extras": extras, "gate": "", "eps": EPS, "alpha": 1.0, "kind": "layer"}
     assert normed.preferred is not None
-    for variant in (None, "streamed_rows"):
-        norm = make_spec((1280,), f16, 16)
-        form = op_form(normed, (x, w, norm), (y,), {**attrs, "variant": variant})
-        assert normed.preferred(form, caps) == (variant is not None)
+    for m in range(3, 17):
+        x, w, y = (make_spec(shape, f16, 16) for shape in ((m, 1280), (40, 1280), (m, 40)))
+        form = op_form(normed, (x, w, *[vector] * len(extras)), (y,), attrs)
+        assert normed.preferred(form, caps) == (m <= 8 - len(extras))
 
 
 @needs_ptxas

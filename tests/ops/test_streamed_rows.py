@@ -177,7 +177,7 @@ def test_which_products_are_streamed() -> None:
 
 @pytest.mark.parametrize("gate", ["", "silu"])
 def test_which_rows_take_their_norm_along(gate: str) -> None:
-    """3 to 16 of bf16 with an RMS norm, on Hopper; what fits it by name alone, one or two rows."""
+    """3 to 16 of bf16 with an RMS norm, on Hopper."""
     normed, hopper = op.get("normed_linear"), replace(CAPS, family="nvidia")
 
     def chosen(m: int, dtype: DType = bf16, caps: Caps = hopper, kind: str = "rms") -> str:
@@ -199,7 +199,7 @@ def test_which_rows_take_their_norm_along(gate: str) -> None:
         assert chosen(m) == "apart"
     for caps in (replace(hopper, arch="sm_100"), replace(hopper, arch="sm_80"), Caps("ir")):
         assert chosen(5, caps=caps) == "apart"
-    assert chosen(5, f16) == chosen(5, kind="layer") == "apart"
+    assert chosen(5, f16) == "apart"
 
 
 @pytest.mark.parametrize(("m", "variant"), [(1, STREAMED), (2, STREAMED_ROWS)])

@@ -19,9 +19,9 @@ STEP = WARPS * KEYS  # keys of a tile
 TOGETHER = (1, 2, 3)  # groups of a multiprocessor
 ROUNDS = 2  # the same where not all groups run at once
 ENOUGH = AT_ONCE[8]  # groups
-RING = 128 << 10  # bytes of a ring at most: larger ones were slower
+RING = (128 << 10) + 1024  # bytes of a ring at most, and of its barriers: larger ones were slower
 SPARE = 2048  # bytes of barriers, statistics, and what lies between arrays
-MOST_KEYS = 1024  # of a part, where there are fewer groups than multiprocessors
+MOST_KEYS = 768  # of a part, where there are fewer groups than multiprocessors
 
 
 class RingParts(Struct, frozen=True):

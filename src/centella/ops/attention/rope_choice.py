@@ -206,7 +206,7 @@ RING: Variant[Form[RopeAttendAttrs], RingParts] = Variant(
     "ring", _ring, _ring_launch, _ring_preferred
 )
 RING_SPLIT: Variant[Form[RopeAttendAttrs], RingParts] = Variant(
-    "ring_split", _ring_split, _ring_launches, lambda form, caps: False
+    "ring_split", _ring_split, _ring_launches, _preferred_mma
 )
 SPLIT_STEP: Variant[Form[RopeAttendAttrs], Parts] = Variant(
     "split", _parts, _two_launches, lambda form, caps: few_queries(attention_form(form), caps)

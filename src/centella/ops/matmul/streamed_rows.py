@@ -335,9 +335,10 @@ def _normed_tile(form: Form[NormedAttrs], caps: Caps) -> Stream | None:
 
 
 def _normed_preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
-    """Of more rows than "joined" takes."""
-    timed = form.attrs.kind != LAYER  # by name alone, until it has been timed
-    return timed and caps.fast_tensor_cores and math.prod(form.inputs[0].shape[:-1]) > JOINED_ROWS
+    """Of more rows than "joined" takes; with a layer norm of as many as leave room in an eight."""
+    rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
+    most = EIGHT - spare_rows(LAYER, "shift" in attrs.extras) if attrs.kind == LAYER else THIN
+    return caps.fast_tensor_cores and JOINED_ROWS < rows <= most
 
 
 def _normed_launches(form: Form[NormedAttrs], tile: Stream, caps: Caps) -> Lowered:
