@@ -69,7 +69,7 @@ def attention(
         softcap: c, of which a scaled score is made c tanh(score / c), before a mask is added.
         scale: default 1 / sqrt(head_dim).
         variant: force a kernel ("tiled", "stream", "split", "mma", "wgmma", "split_mma",
-            "cluster_mma"), for tests and benchmarks.
+            "cluster_mma", "ring"), for tests and benchmarks.
 
     Returns:
         [batch, heads, q_len, head_dim of v]; a view of memory in [batch, q_len, heads, head_dim].
