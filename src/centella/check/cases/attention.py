@@ -181,7 +181,7 @@ FORCED: dict[str, list[tuple[Sizes, tuple[str, ...], dict[str, Any]]]] = {
     "ring": [  # one part, parts without a key, rings that come round
         ((1, 1, 1, 1, 1, 16), (), {}),
         ((3, 4, 1, 1, 150, 48), ("lengths",), {}),
-        ((2, 6, 2, 3, 700, 64), ("starts", "sinks"), {"window": 90, "softcap": 1.5}),
+        ((2, 6, 2, 2, 700, 64), ("starts", "sinks"), {"window": 90, "softcap": 1.5}),
         ((1, 4, 2, 2, 6000, 128), ("lengths", "mask"), {"causal": True}),
         ((70, 4, 2, 1, 700, 80), ("lengths", "bias"), {"sweep": True}),
         ((1, 1, 1, 1, 600, 16), (), {"values": "large", "sweep": True}),

@@ -149,7 +149,7 @@ def rope_attend() -> Row:
         all_cases += [
             case(2, 4, 2, 1, 16, 8, variant, norm=True, **sixteen),
             case(3, 4, 1, 2, 64, 32, variant, 1700, norm=True, **sixteen),
-            case(1, 6, 2, 3, 80, 40, variant, 300, window=70, softcap=2.0, **sixteen),
+            case(1, 6, 2, 2, 80, 40, variant, 300, window=70, softcap=2.0, **sixteen),
             case(1, 2, 1, 1, 128, 64, variant, 6000, layout="pads", interleaved=True, **sixteen),
             case(2, 4, 2, 1, 48, 24, variant, norm=True, values="large", **sixteen),
             case(70, 16, 4, 1, 128, 64, variant, 700, sweep=True, **sixteen),
