@@ -160,6 +160,15 @@ def test_questions_that_are_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "command", [("generate", "a"), ("transcribe", "a.wav"), ("rank", "q", "a")]
+)
+def test_no_model(command: tuple[str, ...]) -> None:
+    """Each names a repository that would do."""
+    said = failed(*command)
+    assert said.startswith(f"centella: {command[0]}: --model DIR: expected a") and ", as " in said
+
+
+@pytest.mark.parametrize(
     "command",
     [("embed", "a", "--model", ODD), ("embed", "a", f"--model={ODD}"), ("search", ODD, "a"),
      ("generate", "a", "--model", ODD), ("transcribe", "a.wav", "--model", ODD),

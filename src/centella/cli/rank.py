@@ -17,7 +17,7 @@ from centella.ledger.counts import ledger
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to rank.")]
 CrossEncoder = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--model",
         metavar="DIR",
@@ -34,7 +34,7 @@ Top = Annotated[int | None, typer.Option(min=1, metavar="K", help="Texts to show
 
 
 def run(
-    question: Question, texts: Texts = None, *, model: CrossEncoder, file: File = None,
+    question: Question, texts: Texts = None, model: CrossEncoder = None, file: File = None,
     top: Top = None, instruction: Instruction = None, device: Device = None,
     devices: Devices = None, batch_size: BatchSize = 32, as_json: Json = False,
     show_ledger: ShowLedger = False,
@@ -42,14 +42,18 @@ def run(
     """Print the texts, the best first, with their scores; blank ones are in no answer.
 
     Raises:
-        CentellaError: no text, only blank ones, both kinds of text, or what loading and ranking
-            raise.
+        CentellaError: no text, only blank ones, both kinds of text, no model, or what loading and
+            ranking raise.
         OSError: for a file that cannot be read.
     """
     if not question.strip():
         raise CentellaError("rank: the question is empty")
     example = "centella rank --model DIR 'question' 'a text'"
     documents = texts_of("rank", texts or [], file, example)
+    if not model:
+        raise CentellaError(
+            "rank: --model DIR: expected a folder or a repository, as BAAI/bge-reranker-v2-m3"
+        )
     rows = [row for row, text in enumerate(documents) if text.strip()]
     if not rows:
         raise CentellaError(f"rank: expected a text that is not blank, got {len(documents)} blank")
