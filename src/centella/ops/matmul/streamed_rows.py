@@ -63,6 +63,7 @@ from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP
 from centella.specs import Caps
 
+FEW_OUTPUTS = 4096  # of a layer norm's product of more than one eight
 PAD = 4  # elements between lines of sums, for banks of their own
 
 
@@ -335,9 +336,16 @@ def _normed_tile(form: Form[NormedAttrs], caps: Caps) -> Stream | None:
 
 
 def _normed_preferred(form: Form[NormedAttrs], caps: Caps) -> bool:
-    """Of more rows than "joined" takes; with a layer norm of as many as leave room in an eight."""
+    """Of more rows than "joined" takes.
+
+    With a layer norm where its vectors have room in one eight beside the rows, or in two and
+    outputs are few: then a further eight costs less than a launch.
+    """
     rows, attrs = math.prod(form.inputs[0].shape[:-1]), form.attrs
-    most = EIGHT - spare_rows(LAYER, "shift" in attrs.extras) if attrs.kind == LAYER else THIN
+    most = THIN
+    if attrs.kind == LAYER:
+        few = form.inputs[1].shape[0] <= FEW_OUTPUTS
+        most = EIGHT * (2 if few else 1) - spare_rows(LAYER, "shift" in attrs.extras)
     return caps.fast_tensor_cores and JOINED_ROWS < rows <= most
 
 
