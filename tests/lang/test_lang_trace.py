@@ -1271,7 +1271,7 @@ SHOWN = {
     "The simulator has a vector clock": "clocks.slots_that_are_used_too_early "
     "clocks.each_thread_waits_for_a_box_itself",
     "One thread arrives or waits": "clocks.slots_are_used_again clocks.a_warp_is_taken_for_one",
-    "Within a warp, of atomics": "clocks.a_warp_is_taken_for_one clocks.atomics_and_device_memory",
+    "Within a warp, for atomics": "clocks.a_warp_is_taken_for_one clocks.atomics_and_device_memory",
     "A launch whose groups meet by": "grids.more_groups_than_a_device_holds_are_refused",
     "The simulator runs them together and": "grids.faults_are_seen",
     "A cluster is part of the kernel": "clusters.the_head_has_the_cluster",
