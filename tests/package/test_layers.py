@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import itertools
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -367,3 +368,15 @@ def test_files_name_one_another_in_hints_only_with_a_reason() -> None:
 def test_the_reader_of_imports(text: str, expected: list[str]) -> None:
     entries = read_imports(text, SRC / "op.py")
     assert [f"{i.target} {i.when}" for i in entries] == expected
+
+
+def test_the_picture_of_the_rooms() -> None:
+    """docs/architecture.md draws the arrows between rooms, but for the package's entry points."""
+    text = (SRC.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    picture = text.partition("graph TD\n")[2].partition("```")[0]
+    chains = [line.split(" --> ") for line in picture.split("\n") if line.strip()]
+    pairs = itertools.chain.from_iterable(map(itertools.pairwise, chains))
+    drawn = {(a.strip(), b.strip()) for a, b in pairs}
+    left = {"__init__", "__main__", "__pyinstaller", "lookup", "errors"}
+    arrows = {(a, b) for a, below in BELOW.items() for b in below if not {a, b} & left}
+    assert drawn == arrows
