@@ -113,6 +113,7 @@ def test_what_does_not_count_may_hold_anything(dtype: DType) -> None:
         (2, [511, 1, 62], None, 128, False),
         (1, [300, 64, 5, 127], 150, 80, True),
         (4, [10, 500, 191, 190], 70, 16, False),
+        (4, [-2, -1, 0], None, 32, True),
     ],
 )
 def test_rotation_and_cache_in_front(

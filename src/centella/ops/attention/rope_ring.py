@@ -38,7 +38,7 @@ def _walked(
     blocks: bool,
 ) -> RingWarp:  # fmt: skip
     """What a warp has of its group's part of the keys, the step's among them."""
-    start = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
+    start = lang.workgroup_uniform(masks["starts"][work.b])
     tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
     step = StepRows(work, dim, rows, tokens, turn, norms, table)
     if tile.early:
@@ -48,8 +48,10 @@ def _walked(
     lang.barrier()
     warp = RingWarp(work, dim, keys.dtype, tiles)
     warp.load_queries(step.word)
-    past = lang.minimum(work.end, start)  # where what the cache has so far ends
-    fresh = Fresh(start, step.keys(start), step.values(start))
+    past = lang.bitcast(lang.maximum(start, 0), u32)
+    past = lang.minimum(work.end, past)  # where what the cache has so far ends
+    first = lang.bitcast(start, u32)
+    fresh = Fresh(step.keys(first), step.values(first))
     warp.walk(past, product_scale(scoring, LOG2E), fresh)
     return warp
 
