@@ -21,6 +21,7 @@ from centella.ops.attention.parts import Work
 from centella.ops.attention.ring_warp import Fresh, RingTile, RingWarp, Tiles
 from centella.ops.attention.rope_cluster import StepRows, masks_of
 from centella.ops.attention.split_mma import leave
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.attention.weights import LOG2E
 from centella.ops.rope import Turn
 
@@ -30,6 +31,11 @@ class RopeRing(Struct, frozen=True):
 
     ring: RingTile
     early: bool
+
+    @property
+    def split(self) -> SplitTile:
+        """As of `RopeTile`."""
+        return self.ring.split
 
 
 def _walked(
@@ -65,7 +71,7 @@ def _rope_ring(
     """The groups of a head are a cluster."""
     if splits > 1:
         lang.ptx.cluster(splits)
-    lang.ptx.resident(tile.ring.split.together)
+    lang.ptx.resident(tile.split.together)
     sums = Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
@@ -74,8 +80,8 @@ def _rope_ring(
         turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
         table=table, blocks=blocks,
     )  # fmt: skip
-    sums.gather(warp, tile.ring.split)
-    sums.write(work, masks, tile.ring.split, y)
+    sums.gather(warp, tile.split)
+    sums.write(work, masks, tile.split, y)
 
 
 def _rope_ring_split(
@@ -85,7 +91,7 @@ def _rope_ring_split(
     norms: Argument | None = None,
 ) -> None:  # fmt: skip
     """What groups have goes to memory, for a second launch."""
-    lang.ptx.resident(tile.ring.split.together)
+    lang.ptx.resident(tile.split.together)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
     with lang.if_(work.begin >= work.end):  # a group without keys
@@ -97,7 +103,7 @@ def _rope_ring_split(
             turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
             table=table, blocks=blocks,
         )  # fmt: skip
-        leave(warp, work, tile.ring.split, rows, partial)
+        leave(warp, work, tile.split, rows, partial)
 
 
 kernel: Kernel = Kernel(_rope_ring, workgroup=128, name="rope_ring")
