@@ -168,6 +168,37 @@ def test_the_simulator_reports(fault: str) -> None:
         simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors, SIZES), 1)
 
 
+def again(x: In[f16], y: Out[u32], *, fenced: bool) -> None:
+    """A box comes where all threads have stored."""
+    tile, there, thread = ptx.SharedTile(f16, (64, 64)), ptx.Barriers(1), lang.local_id()
+    source = ptx.TensorMap(x, tile, parameters("columns", "rows"), parameters("pitch"))
+    with lang.if_(thread == 0):
+        there.init(0, 1)
+        ptx.init_fence()
+    tile.store(tile.chunk(thread % 64, thread // 64), [2.0] * 8)
+    if fenced:
+        ptx.async_fence()
+    lang.barrier()
+    with lang.if_(thread == 0):
+        there.expect(0, 8192)
+        ptx.tma_load(source, (0, 0), 0, there, 0)
+    there.wait(0, 0)
+    y.store(thread * 4, tile.memory.load_chunk(thread))
+
+
+def test_the_simulator_reports_a_box_over_what_was_stored() -> None:
+    for fenced in (True, False):
+        tensors = {"x": tensor(np.ones(70 * 72), f16), "y": empty((4 * WG,), u32)}
+        ir = record(again, tensors, WG, fenced=fenced)
+        words, params = [t.words for t in tensors.values()], bits(ir, tensors, SIZES)
+        if fenced:
+            simulate(ir, words, params, 1)
+            assert (tensors["y"].numpy() == 0x3C003C00).all()
+            continue
+        with pytest.raises(SimulationError, match="a box comes here, stored without"):
+            simulate(ir, words, params, 1)
+
+
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_boxes_stay_within_their_argument(name: str) -> None:
     """Whatever extents a map has: rows that memory has not are neither read nor written."""

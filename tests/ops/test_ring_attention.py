@@ -42,9 +42,9 @@ MASKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=[2, 9], ids=["two tiles", "all tiles"], autouse=True)
+@pytest.fixture(params=[1, 2, 9], ids=["one tile", "two tiles", "all tiles"], autouse=True)
 def rings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rings of two tiles at most, which come round, and such as have a part's tiles at once."""
+    """Rings of one tile and of two, which come round, and such as have a part's tiles at once."""
     whole = ring_choice._with_ring
 
     def short(*args: Any) -> RingParts | None:
@@ -77,9 +77,9 @@ def test_masks(name: str, parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @SIXTEEN
 def test_blocks(dtype: DType) -> None:
-    """Some of them in two sequences; one sequence has none of the pool."""
+    """Some of them in two sequences; one sequence begins with two that the pool has not."""
     blocks = np.array([[4, 1, 3, 2, 0], [4, 2, 0, 1, 3], [9, -1, 0, 0, 0]])
-    plan = planned("ring", (3, 4, 2, 2, 5, 48), dtype, starts=[300, 64, -9], blocks=blocks)
+    plan = planned("ring", (3, 4, 2, 2, 5, 48), dtype, starts=[300, 64, 99], blocks=blocks)
     arrays = plan.random()
     assert error(plan.run(*arrays), plan.exact(*arrays)) < BOUND[dtype]
 
@@ -105,6 +105,28 @@ def test_what_does_not_count_may_hold_anything(dtype: DType) -> None:
     assert (got[:, 3] == np.inf).all() and np.isfinite(got[:, :3]).all()
 
 
+def test_before_a_window_anything_may_be() -> None:
+    """In the tile that it begins in, too."""
+    starts = np.array([130, 310, 64])
+    plan = planned("ring", (3, 4, 2, 2, 320, 32), f16, starts=starts, window=70)
+    q, k, v = plan.random()
+    wanted = plan.exact(q, k, v)
+    hidden = np.arange(320) <= (starts - 70)[:, None]
+    k.swapaxes(1, 2)[hidden] = v.swapaxes(1, 2)[hidden] = np.nan
+    assert error(plan.run(q, k, v), wanted) < BOUND[f16]
+
+
+@pytest.mark.parametrize("variant", ["ring", "ring_split"])
+def test_before_the_window_of_a_step_anything_may_be(variant: str) -> None:
+    starts = [300, 100, 64]
+    given = turned(4, 2, 2, 32, bf16, starts, capacity=320)
+    for row, start in enumerate(starts):
+        for cache, _ in given[:2]:
+            cache[row, :, : max(start - 69, 0)] = np.nan
+    attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1, "variant": variant}
+    check("rope_attend", given, 8 * bf16.epsilon, **attrs, window=70)
+
+
 @pytest.mark.parametrize("variant", ["ring", "ring_split"])
 @pytest.mark.parametrize(
     ("tokens", "starts", "window", "dim", "blocks"),
@@ -113,6 +135,7 @@ def test_what_does_not_count_may_hold_anything(dtype: DType) -> None:
         (2, [511, 1, 62], None, 128, False),
         (1, [300, 64, 5, 127], 150, 80, True),
         (4, [10, 500, 191, 190], 70, 16, False),
+        (4, [-2, -1, 0], None, 32, True),
     ],
 )
 def test_rotation_and_cache_in_front(

@@ -28,6 +28,7 @@ class Asked(NamedTuple):
     unit: int  # of the barrier where it counts
     phase: int  # of that barrier, from 1 on
     known: Ids  # to whoever asks
+    engine: bool = True  # who copies: stores of threads before are to be fenced
 
 
 class Boxes(CopiesInFlight):
@@ -63,7 +64,8 @@ class Boxes(CopiesInFlight):
 
     def come(self, words: Ids, asked: Asked) -> Fault | None:
         """A box is on its way to these words; the position and text of a fault, if any."""
-        fault = self._busy(words)
+        text = "a box comes here, stored without ptx.async_fence() behind"
+        fault = self._busy(words) or fault_at(self._unfenced[words] & asked.engine, text)
         self._coming[words] = True
         return fault
 

@@ -142,7 +142,8 @@ class Member:
             bits = np.array([v[thread] for v in values]).view(np.uint32)
             target = Target(peer.shared, peer.barriers)
             known = self.barriers.clocks.known[thread // WARP]
-            send(machine, index, target, number, (array, words, bits), barriers, known)
+            box = array, words, bits
+            send(machine, index, target, number, box, barriers, known, engine=False)
 
     def _multicast(self, machine: Machine, index: int) -> None:
         targets: list[list[Target]] = []

@@ -130,19 +130,20 @@ def copy_boxes(
 
 
 def send(
-    machine: Machine, index: int, group: Target, number: int, box: Box, barriers: int, known: Ids
-) -> None:
+    machine: Machine, index: int, group: Target, number: int, box: Box, barriers: int, known: Ids,
+    engine: bool = True,
+) -> None:  # fmt: skip
     """Have words on their way to a group, to be counted at one of its barriers.
 
     Args:
-        known: what the warp that asks knows to come before.
+        known: what the warp that asks knows to come before; engine: as of `Asked`.
     """
     array, words, _ = box
     region = group.shared[array]
     barrier = group.barriers.at(barriers, number)
     if isinstance(region.race_check, Boxes):
         unit = group.barriers.clocks.units.barrier(barriers, number)
-        fault = region.race_check.come(words, Asked(unit, barrier.over + 1, known))
+        fault = region.race_check.come(words, Asked(unit, barrier.over + 1, known, engine))
         check_fault(machine, index, array, words, fault)
     region.words[words] = UNDEFINED
     check(machine, index, barrier.copy(box, known))

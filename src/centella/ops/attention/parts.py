@@ -127,8 +127,8 @@ class Work:
     Attributes:
         b, kv_head: the sequence, and the head of its keys; split: which part of these.
         begin, end: its keys; nothing to do unless one is before the other.
-        all_begin, all_end: where the keys of all parts begin and end; `windowed`: those that a
-            query sees begin later than 0.
+        all_begin, all_end: where the keys of all parts begin and end.
+        windowed: whether there is a window, without which they begin at 0.
         block: which block of the queries it has.
         counts: whether a key counts for any query.
     """

@@ -48,9 +48,8 @@ class RingTile(Struct, frozen=True):
 
 
 class Fresh(Struct, frozen=True, eq=False):
-    """Keys and values that are not in memory yet, from a key on."""
+    """Keys and values that are not in memory yet: those behind the ones that are."""
 
-    start: Any
     keys: Read
     values: Read
 
@@ -146,18 +145,18 @@ class Tiles:
                 if work.windowed:
                     other = other | (key < work.all_begin)
                 with lang.if_(other):
-                    self._replace(row, column, key, fresh)
+                    self._replace(row, column, key, past, fresh)
             lang.ptx.async_fence()  # copies may follow in the same place
             lang.barrier()
 
-    def _replace(self, row: Any, column: Any, key: Any, fresh: Fresh | None) -> None:
+    def _replace(self, row: Any, column: Any, key: Any, past: Any, fresh: Fresh | None) -> None:
         """Put a chunk of a fresh key and its value in a row; zeros, if there is no such key."""
         none = [lang.const(0, u32)] * 4
         at = self.keys.chunk(row, column, self.stage)  # of values too
         if fresh is None:
             self.values.memory.store_chunk(at, none)
             return
-        brought = (key >= fresh.start) & (key < self.work.all_end)
+        brought = (key >= past) & (key < self.work.all_end)
         for tile, read in ((self.keys, fresh.keys), (self.values, fresh.values)):
             words = read(key, column * CHUNK)
             tile.memory.store_chunk(at, [lang.select(brought, w, 0) for w in words])

@@ -104,8 +104,7 @@ def _alone(
     y = form.outputs[2]
     constants = (("splits", parts.splits), ("tile", tile), ("tokens", y.shape[1]))
     writes = {"y": Ref(len(form.inputs) + 2, flat(y))}
-    split = tile.ring.split if isinstance(tile, RopeRing) else tile.split
-    return Lowered((_first(kernel, form, parts, constants, writes, {}, split.threads),))
+    return Lowered((_first(kernel, form, parts, constants, writes, {}, tile.split.threads),))
 
 
 def _rings(

@@ -21,6 +21,7 @@ from centella.ops.attention.parts import Work
 from centella.ops.attention.ring_warp import Fresh, RingTile, RingWarp, Tiles
 from centella.ops.attention.rope_cluster import StepRows, masks_of
 from centella.ops.attention.split_mma import leave
+from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.attention.weights import LOG2E
 from centella.ops.rope import Turn
 
@@ -31,6 +32,11 @@ class RopeRing(Struct, frozen=True):
     ring: RingTile
     early: bool
 
+    @property
+    def split(self) -> SplitTile:
+        """As of `RopeTile`."""
+        return self.ring.split
+
 
 def _walked(
     work: Work, masks: dict[str, Any], *, tile: RopeRing, dim: int, rows: int, tokens: int,
@@ -38,7 +44,7 @@ def _walked(
     blocks: bool,
 ) -> RingWarp:  # fmt: skip
     """What a warp has of its group's part of the keys, the step's among them."""
-    start = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
+    start = lang.workgroup_uniform(masks["starts"][work.b])
     tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
     step = StepRows(work, dim, rows, tokens, turn, norms, table)
     if tile.early:
@@ -48,8 +54,10 @@ def _walked(
     lang.barrier()
     warp = RingWarp(work, dim, keys.dtype, tiles)
     warp.load_queries(step.word)
-    past = lang.minimum(work.end, start)  # where what the cache has so far ends
-    fresh = Fresh(start, step.keys(start), step.values(start))
+    past = lang.bitcast(lang.maximum(start, 0), u32)
+    past = lang.minimum(work.end, past)  # where what the cache has so far ends
+    first = lang.bitcast(start, u32)
+    fresh = Fresh(step.keys(first), step.values(first))
     warp.walk(past, product_scale(scoring, LOG2E), fresh)
     return warp
 
@@ -63,7 +71,7 @@ def _rope_ring(
     """The groups of a head are a cluster."""
     if splits > 1:
         lang.ptx.cluster(splits)
-    lang.ptx.resident(tile.ring.split.together)
+    lang.ptx.resident(tile.split.together)
     sums = Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
@@ -72,8 +80,8 @@ def _rope_ring(
         turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
         table=table, blocks=blocks,
     )  # fmt: skip
-    sums.gather(warp, tile.ring.split)
-    sums.write(work, masks, tile.ring.split, y)
+    sums.gather(warp, tile.split)
+    sums.write(work, masks, tile.split, y)
 
 
 def _rope_ring_split(
@@ -83,7 +91,7 @@ def _rope_ring_split(
     norms: Argument | None = None,
 ) -> None:  # fmt: skip
     """What groups have goes to memory, for a second launch."""
-    lang.ptx.resident(tile.ring.split.together)
+    lang.ptx.resident(tile.split.together)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
     with lang.if_(work.begin >= work.end):  # a group without keys
@@ -95,7 +103,7 @@ def _rope_ring_split(
             turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
             table=table, blocks=blocks,
         )  # fmt: skip
-        leave(warp, work, tile.ring.split, rows, partial)
+        leave(warp, work, tile.split, rows, partial)
 
 
 kernel: Kernel = Kernel(_rope_ring, workgroup=128, name="rope_ring")
