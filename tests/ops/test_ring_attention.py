@@ -165,14 +165,14 @@ def test_groups_run_at_once() -> None:
     """As few to a multiprocessor as that takes; where there are too many, two."""
     for batch, groups, splits, together in (
         (1, 64, 8, 1), (2, 128, 8, 2), (4, 128, 4, 2), (8, 128, 2, 1), (16, 128, 1, 1),
-        (17, 136, 1, 2), (33, 264, 1, 2), (34, 272, 1, 3), (64, 512, 1, 2),
+        (17, 136, 1, 2), (33, 264, 1, 2), (34, 272, 1, 2), (64, 512, 1, 2),
     ):  # fmt: skip
         form = form_of(batch=batch, capacity=1408)
         tile = clustered(attention_form(form), 1, CAPS)
         assert tile is not None
         found = tile.parts.groups, tile.parts.splits, tile.split.together
         assert found == (groups, splits, together), batch
-        assert groups <= AT_ONCE[splits] * together or batch == 64
+        assert groups <= AT_ONCE[splits] * together or batch > 33
         call, *_ = ROPE_RING.lower(form, CAPS).calls
         assert traced(call).shared_bytes + 1024 <= SHARED // together
 

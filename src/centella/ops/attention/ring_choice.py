@@ -18,6 +18,7 @@ WARPS = 4  # of a group
 STEP = WARPS * KEYS  # keys of a tile
 TOGETHER = (1, 2, 3)  # groups of a multiprocessor
 ROUNDS = 2  # the same where not all groups run at once
+LEAST = 2  # tiles of a ring: of one nothing is copied while its keys are looked at
 ENOUGH = AT_ONCE[8]  # groups
 RING = (128 << 10) + 1024  # bytes of a ring at most, and of its barriers: larger ones were slower
 SPARE = 2048  # bytes of barriers, statistics, and what lies between arrays
@@ -39,8 +40,8 @@ class RingParts(Struct, frozen=True):
 def clustered(form: Form[AttentionAttrs], tokens: int, caps: Caps) -> RingParts | None:
     """Groups and parts as clusters; None where a head has no whole factors, or no room.
 
-    All groups are to run at once, at least `ENOUGH`, with as few to a multiprocessor as that takes:
-    the fewer, the larger are their rings.
+    All groups are to run at once. The fewer of them a multiprocessor has, the larger their rings
+    are; so it has as few as make `ENOUGH` groups in all.
 
     Args:
         tokens: whose keys are brought by a step.
@@ -99,5 +100,6 @@ def _with_ring(
     sums = 4 * WARPS * rows * (dim + 4) + 4 * rows * (dim + 2 * parts.splits + 4)
     brought = 2 * (rows + 2 * tokens) * (dim + 8) if tokens else 0
     room = min(SHARED // together, caps.max_shared) - sums - brought - SPARE
+    tiles = max(tiles, 1)
     stages = min(min(room, RING) // (RingTile(split, 1).stage_bytes(dim) + 16), tiles)
-    return RingParts(parts, RingTile(split, stages)) if stages > 0 else None
+    return RingParts(parts, RingTile(split, stages)) if stages >= min(tiles, LEAST) else None

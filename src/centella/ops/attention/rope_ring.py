@@ -39,15 +39,14 @@ class RopeRing(Struct, frozen=True):
 
 
 def _walked(
-    work: Work, masks: dict[str, Any], *, tile: RopeRing, dim: int, rows: int, tokens: int,
+    tiles: Tiles, masks: dict[str, Any], *, early: bool, rows: int, tokens: int,
     scoring: Scoring, turn: Turn, x: Any, norms: Any, keys: Any, values: Any, table: Any,
-    blocks: bool,
 ) -> RingWarp:  # fmt: skip
     """What a warp has of its group's part of the keys, the step's among them."""
+    work, dim = tiles.work, tiles.dim
     start = lang.workgroup_uniform(masks["starts"][work.b])
-    tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
     step = StepRows(work, dim, rows, tokens, turn, norms, table)
-    if tile.early:
+    if early:
         lang.ptx.launch_dependents()
         lang.ptx.await_launches()
     step.fill(x, keys, values, lambda position: (position >= work.begin) & (position < work.end))
@@ -72,13 +71,14 @@ def _rope_ring(
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.split.together)
-    sums = Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
+    tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
+    sums = Sums(splits, rows, dim)  # the cluster meets while tiles are on their way
     warp = _walked(
-        work, masks, tile=tile, dim=dim, rows=rows, tokens=tokens, scoring=scoring,
+        tiles, masks, early=tile.early, rows=rows, tokens=tokens, scoring=scoring,
         turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
-        table=table, blocks=blocks,
+        table=table,
     )  # fmt: skip
     sums.gather(warp, tile.split)
     sums.write(work, masks, tile.split, y)
@@ -98,10 +98,11 @@ def _rope_ring_split(
         if tile.early:
             lang.ptx.await_launches()
     with lang.else_():
+        tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
         warp = _walked(
-            work, masks, tile=tile, dim=dim, rows=rows, tokens=tokens, scoring=scoring,
+            tiles, masks, early=tile.early, rows=rows, tokens=tokens, scoring=scoring,
             turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
-            table=table, blocks=blocks,
+            table=table,
         )  # fmt: skip
         leave(warp, work, tile.split, rows, partial)
 

@@ -26,7 +26,7 @@ from centella.ops.matmul.streamed_kernel import (
 )
 from centella.specs import Caps
 
-SHARED = 184 << 10  # bytes of a group, beside which one of attention has room
+SHARED = 184 << 10  # bytes of a group; with 112 KB products were slower (benchmarks/LOG.md)
 STAGE = 16 << 10  # bytes of a stage, at most, where it has more than the fewest columns
 FEWEST, WIDEST = DEPTH * WARPS, 512  # columns of a stage
 LEAST = 2  # stages, of which one is filled while the other is read
