@@ -10,6 +10,7 @@ import pytest
 import centella as ct
 from centella.op.op import get
 from centella.ops.beam import OUT
+from centella.ops.speech_host import BEFORE, ENDED, LAST, NOTES, SEED, STEPS, WAS
 from centella.tensors.tensor import apply_all
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-hardware", "cuda")
@@ -99,6 +100,47 @@ def test_each_beam_keeps_the_past_that_it_goes_on_from(
         parents = (starts + rng.integers(0, beam, (prompts, beam))).reshape(-1)
         if step % 3 == 2:
             parents = (starts + rng.permuted(np.arange(beam))).reshape(-1)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize(("windows", "beam"), [(1, 1), (2, 3), (1, 5), (2, 16)])
+def test_each_beam_sees_the_slots_of_its_past(device: ct.Device, windows: int, beam: int) -> None:
+    """Many steps: what a beam sees are a prompt, and the slots that were written along its past."""
+    rng, steps, first, zero = np.random.default_rng(beam), 9, 3, 20
+    rows, each = windows * beam, np.arange(windows * beam)
+    seen = np.zeros((rows, first + steps * beam), bool)
+    seen[:, :first] = True
+    seen[each, first + each % beam] = True
+    notes = np.zeros((rows, len(NOTES)), np.int32)
+    notes[:, LAST], notes[:, SEED] = zero - 1, each
+    notes[:, ENDED] = each // beam
+    at = np.array([[first]], np.int32)
+    states = [ct.State(x, device=device) for x in (seen, notes, at)]
+    pasts = [[*range(first), first + row % beam] for row in range(rows)]
+    texts: list[list[int]] = [[] for _ in range(rows)]
+    seeds = each
+    for step in range(steps):
+        parents = each // beam * beam + rng.integers(0, beam, rows)
+        tokens, begun = rng.integers(zero - 9, zero + 9, rows), first + step * beam
+        chosen = (tokens, parents, np.full(windows, begun))
+        given = (ct.asarray(x.astype(np.int32), device=device) for x in chosen)
+        attrs = {"beam": beam, "zero": zero}
+        apply_all(get("speech_move"), (*(s.value for s in states), *given), attrs)
+        pasts = [[*pasts[p], begun + beam + row % beam] for row, p in enumerate(parents)]
+        texts = [[*texts[p], int(t)] for p, t in zip(parents, tokens, strict=True)]
+        seeds = seeds[parents]
+        seen, notes, at = (state.numpy() for state in states)
+        within = [[slot for slot in past if slot < seen.shape[1]] for past in pasts]
+        assert [np.flatnonzero(row).tolist() for row in seen] == within
+        assert at.item() == first + step + 1
+        for row, text in enumerate(texts):
+            times = [t for t in text if t >= zero]
+            before = text[-2] >= zero if len(text) > 1 else True
+            assert notes[row, [STEPS, LAST, WAS, BEFORE]].tolist() == [
+                step + 1, times[-1] if times else zero - 1, text[-1] >= zero, before
+            ]  # fmt: skip
+        assert notes[:, ENDED].tolist() == (each // beam).tolist()
+        assert notes[:, SEED].tolist() == seeds.tolist()
 
 
 @pytest.mark.devices(*EVERY)

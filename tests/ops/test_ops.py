@@ -683,6 +683,12 @@ SHAPE_MISTAKES = {
         "speech_token: expected logits [batch, vocab], got [5]",
     "_op(x, 'speech_token', 'i32 1 6', 'f32 1 2', 'i32 1 1', 'f32 1 5', 'i32 4')":
         "speech_token: expected levels [5], got [4]",
+    "_op(x, 'speech_move', 'bool 4 9', 'i32 4 6', 'i32 1 1', *['i32 4'] * 2, 'i32 2', beam=3)":
+        "speech_move: expected seen [windows * 3, slots], of up to 32 beams, got [4, 9]",
+    "_op(x, 'speech_move', 'bool 4 9', 'i32 4 5', 'i32 1 1', *['i32 4'] * 2, 'i32 2', beam=2)":
+        "speech_move: expected notes [4, 6], got [4, 5]",
+    "_op(x, 'speech_move', 'bool 4 9', 'i32 4 6', 'i32 1 1', *['i32 4'] * 3, beam=2)":
+        "speech_move: expected slots [2], got [4]",
     "_op(x, 'speech_scores', 'f32 5', 'i32 5', 'i32 1 6')":
         "speech_scores: expected scores [rows, vocab], got [5]",
     "_op(x, 'speech_scores', 'f32 1 5', 'i32 4', 'i32 1 6')":
@@ -818,6 +824,8 @@ DTYPE_MISTAKES = {
         "sample: expected counts of i32, got f32",
     "_op(x, 'speech_token', 'i32 1 6', 'f32 1 2', 'i32 1 1', 'f32 1 5', 'f32 5')":
         "speech_token: expected levels of i32, got f32",
+    "_op(x, 'speech_move', 'i32 4 9', 'i32 4 6', 'i32 1 1', *['i32 4'] * 2, 'i32 2', beam=2)":
+        "speech_move: expected seen of bool, got i32",
     "_op(x, 'speech_scores', 'f16 1 5', 'i32 5', 'i32 1 6')":
         "speech_scores: expected f32, i32 and i32, got ['f16', 'i32', 'i32']",
 }  # fmt: skip

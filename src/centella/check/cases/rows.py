@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from centella.check.cases.case import (
@@ -17,6 +19,7 @@ from centella.check.cases.case import (
     cases,
     laid_out,
 )
+from centella.ops.speech_host import NOTES
 
 ROWS_OF: tuple[Shape, ...] = (
     *((1,), (5,), (3, 5), (5, 8), (7, 1), (2, 3, 7), (2, 67), (3, 260), (0, 4)),
@@ -148,6 +151,22 @@ def speech_scores() -> Row:
             notes, _, _, scores, levels = case.inputs
             all_cases.append(Case((scores, levels, replace(notes, layout="plain")), case.attrs))
     return Row(("f32",), tuple(all_cases), exact=True)
+
+
+def speech_move() -> Row:
+    """One beam and many; slots of one word and of several groups; new ones within and past them."""
+
+    def state(shape: tuple[int, ...], values: Any, dtype: str = "i32") -> In:
+        return In(shape, values, dtype, "state")
+
+    all_cases = []
+    for w, b, slots in ((1, 1, 1), (2, 3, 9), (3, 5, 70), (1, 16, 40), (2, 32, 33), (2, 2, 2061)):
+        rows, note = w * b, (w * b, len(NOTES))
+        states = state((rows, slots), "bools", "bool"), state(note, (0, 2)), state((1, 1), (0, 99))
+        rest = ((rows,), (0, 40)), ((rows,), (0, rows)), ((w,), (0, slots))
+        chosen = (In(shape, values, "i32") for shape, values in rest)
+        all_cases.append(Case((*states, *chosen), {"beam": b, "zero": 20}))
+    return Row(("i32",), tuple(all_cases), exact=True)
 
 
 def dot() -> Row:

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import f32, i32
-from centella.ops.speech_host import BEFORE, ENDED, LAST, NEVER, NOTES, STEPS, WAS
+from centella.ops.speech_host import ENDED, NEVER, NOTES
 from centella.runtime.device import Device
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange, asarray, full
@@ -79,21 +79,6 @@ class Suppress:
         for level, ids in ((1, at_begin), (2, always)):
             levels[[i for i in ids if 0 <= i < len(levels)]] = level
         self._levels.assign(levels)
-
-
-def noted(notes: Tensor, tokens: Tensor, first_time: int) -> Tensor:
-    """Notes of rows, i32 [rows, 6] as `speech_token` keeps them, after tokens i32 [rows, 1]."""
-    is_time = tokens >= first_time
-    before = fn.where(fn.eq(notes[:, STEPS : STEPS + 1], 0), 1, notes[:, WAS : WAS + 1])
-    after = fn.where(_column(STEPS, notes.device), notes + 1, notes)
-    after = fn.where(_column(LAST, notes.device) & is_time, tokens, after)
-    after = fn.where(_column(WAS, notes.device), is_time.astype(i32), after)
-    return fn.where(_column(BEFORE, notes.device), before, after)
-
-
-def _column(note: int, device: Device) -> Tensor:
-    """bool [6]: where a note is; a constant of what is captured."""
-    return asarray(np.arange(len(NOTES)) == note, device=device)
 
 
 def end(notes: State, rows: Sequence[int]) -> None:
