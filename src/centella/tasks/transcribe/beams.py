@@ -3,7 +3,7 @@
 The beams of a window are so many query rows over one memory: its sound's keys and values are read
 once for all. Their own keys and values lie behind each other in one cache, a slot a beam and step;
 a table says which slots each beam sees. When beams go on from others, rows of the table move, and
-no key is copied.
+no key is copied. The end of a step (`speech_move`) leaves all that the next one begins with.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Beams:
 
         self._beams = BeamStates(batch, beam, v.size, device)
         self._seen = state("slots that beams see", (batch * beam, session.cache.capacity), bool)
-        self._at = state("position of the beams", (1, 1))
+        self._at = state("position, first slot", (batch, 2))
         self._notes = state("notes of beams", (batch * beam, len(NOTES)))
         self._captured: dict[tuple[bool, bool], Jitted[..., tuple[Tensor, Tensor]]] = {}
 
@@ -57,36 +57,36 @@ class Beams:
     def _stepped(self, timed: bool, no_repeat: bool) -> tuple[Tensor, Tensor]:
         """Continue all beams; [batch, 2 beam]: the best scores, beam * vocab + token of each."""
         session = self._session
-        batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
-        slots = session.cache.begin(beam)
+        batch, beam = session.batch, session.beam
+        session.cache.begin(beam)
         seen = self._seen.value.reshape(batch, 1, beam, -1)
-        at = fn.broadcast_to(self._at.value, (batch, beam))
+        at = fn.broadcast_to(self._at.value[:, :1], (batch, beam))
         tokens = self._beams.tokens.value.reshape(batch, beam)
         ended = self._notes.value.reshape(batch, beam, -1)[:, 0, ENDED]
         x = session.model.decoder(
             tokens, session.memory(), session.cache, at, seen, session.heard_by(ended)
         )
-        scores = fn.log_softmax(session.model.head(x).reshape(batch * beam, vocab), -1)
-        if no_repeat:
-            scores = self._no_repeat.masked(scores)
-        rules = session.vocabulary.rules(timed)
-        operands = (scores, session.suppress.levels, self._notes.value)
-        scores = apply_all(get("speech_scores"), operands, rules)[0]
-        best, which = self._beams.go_on(scores, 2 * beam)
-        self._move(slots, no_repeat)
+        best, which = fn.topk(self._sums(session.model.head(x), timed, no_repeat), 2 * beam)
+        self._move(best, which, no_repeat)
         return best, which
 
-    def _move(self, slots: Tensor, no_repeat: bool) -> None:
-        """Each beam goes on from its parent.
+    def _sums(self, logits: Tensor, timed: bool, no_repeat: bool) -> Tensor:
+        """Scores of the texts with each token: [batch, beam, vocab] to [batch, beam * vocab]."""
+        rules, levels = self._session.vocabulary.rules(timed), self._session.suppress.levels
+        so_far, (batch, beam, vocab) = self._beams.scores.value.reshape(-1, 1), logits.shape
+        if not no_repeat:
+            known = (self._notes.value.reshape(batch, beam, -1), so_far.reshape(batch, beam))
+            return apply_all(get("speech_beams"), (logits, levels, *known), rules)[0]
+        own = self._no_repeat.masked(fn.log_softmax(logits.reshape(batch * beam, vocab), -1))
+        allowed = apply_all(get("speech_scores"), (own, levels, self._notes.value), rules)[0]
+        return (allowed + so_far).reshape(batch, -1)
 
-        Args:
-            slots: the first one of each window in this step, [batch].
-        """
-        beam, beams = self._session.beam, self._beams
-        states = (self._seen.value, self._notes.value, self._at.value)
-        rules = {"beam": beam, "zero": self._session.vocabulary.first_time}
-        chosen = (beams.tokens.value, beams.parents.value)
-        apply_all(get("speech_move"), (*states, *chosen, slots), rules)
+    def _move(self, best: Tensor, which: Tensor, no_repeat: bool) -> None:
+        """Beams go on with the best of the candidates, [batch, 2 beam], that have not ended."""
+        v, beams = self._session.vocabulary, self._beams
+        states = (self._seen, self._notes, self._at, beams.tokens, beams.parents, beams.scores)
+        how = {"beam": self._session.beam, "vocab": v.size, "end": v.end, "zero": v.first_time}
+        apply_all(get("speech_move"), (*(s.value for s in states), best, which), how)
         if no_repeat:
             self._no_repeat.moved(beams.parents.value)
             self._no_repeat.taken(beams.tokens.value.reshape(-1, 1))
@@ -151,7 +151,7 @@ class Beams:
         seen[each, before + each % session.beam] = True  # its own slot of the first step
         self._seen.assign(seen)
         self._beams.begin([prompt[-1]] * session.batch, (session.vocabulary.end,))
-        self._at.assign(np.array([[before]], np.int32))
+        self._at.assign(np.full(self._at.shape, before, np.int32))
 
     def _step(self, timed: bool, no_repeat: bool) -> Jitted[..., tuple[Tensor, Tensor]]:
         how = timed, no_repeat

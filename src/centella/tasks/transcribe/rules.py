@@ -1,6 +1,6 @@
 """What the decoding rules of a window's text are told: special tokens, suppression, n-grams.
 
-The rules themselves are operations (`ops/speech.py`, `ops/speech_scores.py`), which read levels of
+The rules themselves are operations (`ops/speech.py`, `ops/speech_beams.py`), which read levels of
 tokens and notes of rows. `NoRepeat` is a mask over the logits before them. What they know lies in
 States and is captured with the step, so that other settings need no new capture.
 """
@@ -53,7 +53,7 @@ class Vocabulary(Struct, frozen=True):
         return self.no_timestamps + 1
 
     def rules(self, timed: bool, random: bool = False) -> dict[str, int | bool]:
-        """The attributes of `speech_token` and `speech_scores`."""
+        """The attributes of `speech_token`, `speech_beams` and `speech_scores`."""
         latest = self.size if self.latest is None else self.first_time + self.latest
         return {
             "end": self.end, "zero": self.first_time, "no_timestamps": self.no_timestamps,
