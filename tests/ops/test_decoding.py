@@ -182,6 +182,20 @@ def test_the_texts_that_beams_may_become(timed: bool) -> None:
     check("speech_beams", given, 1e-5, **TIMES, timed=timed, random=False)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("timed", [False, True])
+def test_no_text_is_likely_by_logits_that_are_not_finite(timed: bool, value: float) -> None:
+    """One of a token that may not come suffices: all that may come are NaN, as the host expects."""
+    given = beams(2, 3, 7501)
+    given[0][0][1, 0, 7], given[1][0][7] = value, 2
+    form = formed("speech_beams", given, **TIMES, timed=timed, random=False)
+    for results in (simulated(form, given), wanted(form, given)):
+        rows = results[0].reshape(6, 7501)
+        assert np.isnan(rows[3]).any()
+        assert (np.isnan(rows[3]) | (rows[3] < -1e38)).all()
+        assert np.isfinite(np.delete(rows, 3, 0)).all()
+
+
 def beams(batch: int, beam: int, vocab: int) -> Given:
     """Operands of a step of beams."""
     notes, _, _, logits, levels = windows(batch * beam, vocab)
@@ -230,6 +244,17 @@ def test_no_token_is_chosen_by_logits_that_are_not_finite(random: bool, timed: b
             rows = results[3].tolist()
             assert (set(rows[1:5]), rows[5]) == ({chosen}, TIMES["end"])
             assert np.isnan(results[1][1:5, 0]).all() == (chosen == -1)
+
+
+@pytest.mark.parametrize(("beam", "slots"), [(3, 70), (5, 2240)])
+def test_beams_that_go_on_in_one_launch(beam: int, slots: int) -> None:
+    """Of a group as large as CUDA has them; States to the bit."""
+    given = moved(2, beam, slots, 7501)
+    attrs = {"beam": beam, "vocab": 7501, "end": TIMES["end"], "zero": TIMES["zero"]}
+    form = formed("speech_move", given, **attrs)
+    results = simulated(form, given, ptx=True)
+    for got, right in zip(results, wanted(form, given), strict=True):
+        np.testing.assert_array_equal(got, right)
 
 
 @needs_ptxas
