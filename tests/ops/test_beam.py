@@ -10,6 +10,7 @@ import pytest
 import centella as ct
 from centella.op.op import get
 from centella.ops.beam import OUT
+from centella.ops.speech_host import BEFORE, ENDED, LAST, NOTES, SEED, STEPS, WAS
 from centella.tensors.tensor import apply_all
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-hardware", "cuda")
@@ -99,6 +100,59 @@ def test_each_beam_keeps_the_past_that_it_goes_on_from(
         parents = (starts + rng.integers(0, beam, (prompts, beam))).reshape(-1)
         if step % 3 == 2:
             parents = (starts + rng.permuted(np.arange(beam))).reshape(-1)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize(("windows", "beam"), [(1, 1), (2, 3), (1, 5), (2, 16)])
+def test_each_beam_sees_the_slots_of_its_past(device: ct.Device, windows: int, beam: int) -> None:
+    """Many steps: what a beam sees are a prompt, and the slots that were written along its past."""
+    rng, steps, first = np.random.default_rng(beam), 9, 3
+    vocab, end, zero = 40, 7, 20
+    rows, each = windows * beam, np.arange(windows * beam)
+    seen = np.zeros((rows, first + steps * beam), bool)
+    seen[:, :first] = True
+    seen[each, first + each % beam] = True
+    notes = np.zeros((rows, len(NOTES)), np.int32)
+    notes[:, LAST], notes[:, SEED] = zero - 1, each
+    notes[:, ENDED] = each // beam
+    at = np.full((windows, 2), first, np.int32)
+    went = [np.full(rows, -1, np.int32)] * 2, [np.zeros(rows, np.float32)]
+    states = [ct.State(x, device=device) for x in (seen, notes, at, *went[0], *went[1])]
+    pasts = [[*range(first), first + row % beam] for row in range(rows)]
+    texts: list[list[int]] = [[] for _ in range(rows)]
+    seeds = each
+    for step in range(steps):
+        begun, shape = first + step * beam, (windows, 2 * beam)
+        best = -np.sort(rng.random(shape), 1).astype(np.float32)
+        of_beam, next_tokens = rng.integers(0, beam, shape), rng.integers(0, vocab, shape)
+        next_tokens[:, :beam][rng.random((windows, beam)) < 0.3] = end
+        next_tokens[:, beam:] = np.maximum(next_tokens[:, beam:], end + 1)  # enough that go on
+        codes = (of_beam * vocab + next_tokens).astype(np.int32)
+        given = (ct.asarray(x, device=device) for x in (best, codes))
+        attrs = {"beam": beam, "vocab": vocab, "end": end, "zero": zero}
+        apply_all(get("speech_move"), (*(s.value for s in states), *given), attrs)
+        on = [[i for i in range(2 * beam) if row[i] != end][:beam] for row in next_tokens]
+        starts = np.arange(windows)[:, None] * beam
+        parents = (starts + np.take_along_axis(of_beam, np.array(on), 1)).ravel()
+        tokens = np.take_along_axis(next_tokens, np.array(on), 1).ravel()
+        pasts = [[*pasts[p], begun + beam + row % beam] for row, p in enumerate(parents)]
+        texts = [[*texts[p], int(t)] for p, t in zip(parents, tokens, strict=True)]
+        seeds = seeds[parents]
+        seen, notes, at, *chosen = (state.numpy() for state in states)
+        wanted = (tokens, parents, np.take_along_axis(best, np.array(on), 1).ravel())
+        for got, right in zip(chosen, wanted, strict=True):
+            np.testing.assert_array_equal(got, right)
+        within = [[slot for slot in past if slot < seen.shape[1]] for past in pasts]
+        assert [np.flatnonzero(row).tolist() for row in seen] == within
+        assert at.tolist() == [[first + step + 1, begun + beam]] * windows
+        for row, text in enumerate(texts):
+            times = [t for t in text if t >= zero]
+            before = text[-2] >= zero if len(text) > 1 else True
+            assert notes[row, [STEPS, LAST, WAS, BEFORE]].tolist() == [
+                step + 1, times[-1] if times else zero - 1, text[-1] >= zero, before
+            ]  # fmt: skip
+        assert notes[:, ENDED].tolist() == (each // beam).tolist()
+        assert notes[:, SEED].tolist() == seeds.tolist()
 
 
 @pytest.mark.devices(*EVERY)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from centella.dtypes import DType, dtype_of, f32, i32
+from centella.dtypes import DType, bool_, dtype_of, f32, i32
 from centella.op import op
 from centella.op.op import Form, named
 from centella.simulator.run import simulate
@@ -175,6 +175,48 @@ def test_the_rules_of_transcripts(timed: bool, random: bool) -> None:
     check("speech_token", windows(6, 7501), 1e-5, **TIMES, timed=timed, random=random)
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_the_texts_that_beams_may_become(timed: bool) -> None:
+    given = beams(2, 3, 7501)
+    simulated(formed("speech_beams", given, **TIMES, timed=timed, random=False), given, ptx=True)
+    check("speech_beams", given, 1e-5, **TIMES, timed=timed, random=False)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("timed", [False, True])
+def test_no_text_is_likely_by_logits_that_are_not_finite(timed: bool, value: float) -> None:
+    """One of a token that may not come suffices: all that may come are NaN, as the host expects."""
+    given = beams(2, 3, 7501)
+    given[0][0][1, 0, 7], given[1][0][7] = value, 2
+    form = formed("speech_beams", given, **TIMES, timed=timed, random=False)
+    for results in (simulated(form, given), wanted(form, given)):
+        rows = results[0].reshape(6, 7501)
+        assert np.isnan(rows[3]).any()
+        assert (np.isnan(rows[3]) | (rows[3] < -1e38)).all()
+        assert np.isfinite(np.delete(rows, 3, 0)).all()
+
+
+def beams(batch: int, beam: int, vocab: int) -> Given:
+    """Operands of a step of beams."""
+    notes, _, _, logits, levels = windows(batch * beam, vocab)
+    running = -np.random.default_rng(beam).random((batch, beam)).astype(np.float32)
+    by_window = [(a.reshape(batch, beam, -1), d) for a, d in (logits, notes)]
+    return [by_window[0], levels, by_window[1], (running, f32)]
+
+
+def moved(batch: int, beam: int, slots: int, vocab: int) -> Given:
+    """Operands of beams that go on."""
+    rng, rows = np.random.default_rng(slots), batch * beam
+    seen, notes = rng.random((rows, slots)) < 0.5, windows(rows, 7501)[0]
+    at = (rng.integers(0, slots, (batch, 2)).astype(np.int32), i32)
+    went = [
+        (np.zeros(rows, t), d) for t, d in ((np.int32, i32), (np.int32, i32), (np.float32, f32))
+    ]
+    best = (rng.standard_normal((batch, 2 * beam)).astype(np.float32), f32)
+    codes = (rng.integers(0, beam * vocab, (batch, 2 * beam)).astype(np.int32), i32)
+    return [(seen, bool_), notes, at, *went, best, codes]
+
+
 def test_ptx_equals_the_simulator() -> None:
     f16 = dtype_of("f16")
     given = step(1, 40, 16, f16, [30])
@@ -204,6 +246,17 @@ def test_no_token_is_chosen_by_logits_that_are_not_finite(random: bool, timed: b
             assert np.isnan(results[1][1:5, 0]).all() == (chosen == -1)
 
 
+@pytest.mark.parametrize(("beam", "slots"), [(3, 70), (5, 2240)])
+def test_beams_that_go_on_in_one_launch(beam: int, slots: int) -> None:
+    """Of a group as large as CUDA has them; States to the bit."""
+    given = moved(2, beam, slots, 7501)
+    attrs = {"beam": beam, "vocab": 7501, "end": TIMES["end"], "zero": TIMES["zero"]}
+    form = formed("speech_move", given, **attrs)
+    results = simulated(form, given, ptx=True)
+    for got, right in zip(results, wanted(form, given), strict=True):
+        np.testing.assert_array_equal(got, right)
+
+
 @needs_ptxas
 def test_ptxas_accepts_whispers_step(tmp_path: Path) -> None:
     """The kernels of large-v3's shapes; nothing is spilled."""
@@ -214,6 +267,10 @@ def test_ptxas_accepts_whispers_step(tmp_path: Path) -> None:
         "cache_attend": [formed("cache_attend", step(20, 448, 64, f16, [3]), scale=0.125)],
         "speech_token": [formed("speech_token", windows(1, 51866), **TIMES, timed=True, random=r)
                          for r in (False, True)],
+        "speech_beams": [formed("speech_beams", beams(1, 5, 51866), **TIMES, timed=t, random=False)
+                         for t in (False, True)],
+        "speech_move": [formed("speech_move", moved(1, b, 448 * b, 51866), beam=b, vocab=51866,
+                               end=50257, zero=50365) for b in (1, 5, 16)],
     }  # fmt: skip
     for form in (form for forms in rows.values() for form in forms):
         for call in form.lower(CUDA).calls:

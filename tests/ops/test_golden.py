@@ -262,6 +262,8 @@ def test_every_op_has_golden_values(name: str) -> None:
         "sample",
         "speech_token",
         "speech_scores",
+        "speech_beams",
+        "speech_move",
         "cache_attend",
         "beam_select",
         "beam_blocks",

@@ -351,6 +351,9 @@ sample | each thread | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0)
 sample | greedy | f32 | sampled(i, i(6, 1030), 0.0, 0, 1.0)
 cache_attend | short | f32 f16 | stepped_on(i, 40, 32, [3, 39])
 cache_attend | long | f32 | stepped_on(i, 300, 64, [0, 290])
+speech_move | table | f32 | drawn(i, "speech_move")
+speech_beams | text | f32 | texts(i, 301, False)
+speech_beams | times | f32 | texts(i, 5004, True)
 speech_scores | text | f32 | masked(i(6, 301), i, False)
 speech_scores | times | f32 | masked(i(6, 5004), i, True)
 speech_token | short | f32 | spoken(i, i(6, 37), False, True)
@@ -610,7 +613,21 @@ def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
 
 
 def masked(scores: ct.Tensor, i: Inputs, timed: bool) -> ct.Tensor:
-    """Scores of tokens that may come: at a text's begin, after one and two times, in text."""
+    """Scores of tokens that may come."""
+    scores, levels, notes, attrs = ruled(scores, i, timed)
+    return apply_all(get("speech_scores"), (scores, levels, notes), attrs)[0]
+
+
+def texts(i: Inputs, vocab: int, timed: bool) -> ct.Tensor:
+    """Scores of texts of three beams of two windows with each token that may come."""
+    logits, levels, notes, attrs = ruled(i(6, vocab), i, timed)
+    known = (notes.reshape(2, 3, -1), i(2, 3))
+    y = apply_all(get("speech_beams"), (logits.reshape(2, 3, vocab), levels, *known), attrs)[0]
+    return F.maximum(y, -9999.0)
+
+
+def ruled(scores: ct.Tensor, i: Inputs, timed: bool) -> tuple[ct.Tensor, ct.Tensor, ct.Tensor, Any]:
+    """Scores, levels, notes and rules: at a text's begin, after one and two times, in text."""
     rows, vocab = scores.shape
     rng, zero = np.random.default_rng(7), vocab - vocab // 3
     before = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (1, 1), (0, 1)])
@@ -621,7 +638,7 @@ def masked(scores: ct.Tensor, i: Inputs, timed: bool) -> ct.Tensor:
              "timed": timed, "random": False}  # fmt: skip
     louder = np.where((np.arange(vocab) < zero) & (row[:, None] % 2 == 1), 9.0, 0.0)
     scores = scores + i.of(louder, "f32")  # of every second row text is likelier
-    return apply_all(get("speech_scores"), (scores, i.of(levels), i.of(notes)), attrs)[0]
+    return scores, i.of(levels), i.of(notes), attrs
 
 
 def spoken(i: Inputs, logits: ct.Tensor, timed: bool, random: bool) -> ct.Tensor:

@@ -473,6 +473,8 @@ def _op(x: ct.Tensor, name: str, *operands: str, **attrs: Any) -> Any:
 
 
 ARRAY: Any = np.ones((3, 3), np.float32)
+# Of `speech_move`: notes, positions, tokens, parents, scores, candidates of two windows of 2 beams.
+MOVED = ("i32 4 6", "i32 2 2", "i32 4", "i32 4", "f32 4", "f32 2 4", "i32 2 4")
 # Calls with tensors x [3, 5] of f32, h of f16 and i of i32, and what they say.
 SHAPE_MISTAKES = {
     "f.var(x, 2)": "var: expected an axis of [3, 5], got 2",
@@ -683,6 +685,19 @@ SHAPE_MISTAKES = {
         "speech_token: expected logits [batch, vocab], got [5]",
     "_op(x, 'speech_token', 'i32 1 6', 'f32 1 2', 'i32 1 1', 'f32 1 5', 'i32 4')":
         "speech_token: expected levels [5], got [4]",
+    "_op(x, 'speech_move', 'bool 4 9', *MOVED, beam=3)":
+        "speech_move: expected seen [windows * 3, slots], of up to 21 beams, got [4, 9]",
+    "_op(x, 'speech_move', 'bool 6 9', *MOVED, beam=2)":
+        "speech_move: expected notes [6, 6], got [4, 6]",
+    "_op(x, 'speech_move', 'bool 4 9', *MOVED[:-1], 'i32 2 3', beam=2)":
+        "speech_move: expected codes [2, 4], got [2, 3]",
+    "_op(x, 'speech_move', 'bool 20 9', *MOVED, beam=5)":
+        "speech_move: expected 5 to 128 candidates, got 4",
+    "_op(x, 'speech_beams', 'f32 1 5', 'i32 5', 'i32 1 1 6', 'f32 1 1')":
+        "speech_beams: expected logits [windows, beam, vocab], got [1, 5]",
+    "_op(x, 'speech_beams', 'f32 2 3 5', 'i32 5', 'i32 6 6', 'f32 2 3')":
+        "speech_beams: expected levels, notes and scores so far [[5], [2, 3, 6], [2, 3]], got "
+        "[[5], [6, 6], [2, 3]]",
     "_op(x, 'speech_scores', 'f32 5', 'i32 5', 'i32 1 6')":
         "speech_scores: expected scores [rows, vocab], got [5]",
     "_op(x, 'speech_scores', 'f32 1 5', 'i32 4', 'i32 1 6')":
@@ -818,6 +833,10 @@ DTYPE_MISTAKES = {
         "sample: expected counts of i32, got f32",
     "_op(x, 'speech_token', 'i32 1 6', 'f32 1 2', 'i32 1 1', 'f32 1 5', 'f32 5')":
         "speech_token: expected levels of i32, got f32",
+    "_op(x, 'speech_move', 'i32 4 9', *MOVED, beam=2)":
+        "speech_move: expected seen of bool, got i32",
+    "_op(x, 'speech_beams', 'f32 2 3 5', 'i32 5', 'f32 2 3 6', 'f32 2 3')":
+        "speech_beams: expected f32, i32, i32 and f32, got ['f32', 'i32', 'f32', 'f32']",
     "_op(x, 'speech_scores', 'f16 1 5', 'i32 5', 'i32 1 6')":
         "speech_scores: expected f32, i32 and i32, got ['f16', 'i32', 'i32']",
 }  # fmt: skip

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.audio.transcript import Word
@@ -23,6 +25,8 @@ from centella.tasks.transcribe.beams import Beams
 from centella.tasks.transcribe.options import SpeechConfig
 from centella.tasks.transcribe.session import SpeechSession
 from centella.tasks.transcribe.windows import Attempt, Thresholds
+from tests.ops.test_mma import CAPS
+from tests.plan.test_join import kernels, planned
 from tests.support.whisper_common import (
     EVERY,
     FOLDER,
@@ -276,6 +280,19 @@ def test_numbers_of_beams_are_constants_of_a_step(device: ct.Device) -> None:
     with ct.ledger(timing=True) as led:
         beams._step(True, False).fetch().result()
     assert not {"arange", "eq"} & {k.kernel for k in led.kernels()}
+
+
+@pytest.mark.devices("simulator")
+def test_a_step_of_beams_is_two_launches_more_than_one_of_tokens(device: ct.Device) -> None:
+    """As a GPU with tensor cores would run it: all that beams need is in the last launches."""
+    model, v = model_of("tiny", device), config_of("tiny").vocabulary
+    one, several = (SpeechSession(model, v, 2, lambda sound: sound, beam=n) for n in (1, 3))
+    beams, caps = Beams(several), replace(CAPS, family="nvidia")
+    device.synchronize()
+    tokens = kernels(planned(device, [one._stepped(True, False, False)], caps))
+    texts = kernels(planned(device, [*beams._stepped(True, False)], caps))
+    assert texts[-4:] == ["speech_survey", "speech_beams", "topk", "speech_move"]
+    assert Counter(texts[:-4]) == Counter(tokens[:-2])
 
 
 @pytest.mark.parametrize("beam", [1, 2])

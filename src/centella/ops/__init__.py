@@ -36,6 +36,8 @@ from centella.ops import (
     softmax,
     sort,
     speech,
+    speech_beams,
+    speech_move,
     speech_scores,
     topk,
 )

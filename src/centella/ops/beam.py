@@ -16,6 +16,7 @@ the parent; those behind it stay a row's own. A note is `cache_copy`'s: from, to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,24 +55,40 @@ def _select(
     *, best: Argument, which: Argument, ends: Argument, tokens: Argument, parents: Argument,
     running: Argument,
 ) -> None:  # fmt: skip
-    """A thread has a candidate, and counts those that go before it."""
-    count, beam, vocab = (lang.parameter(n, u32) for n in ("count", "beam", "vocab"))
-    prompt, me = lang.group_id(), lang.local_id()
+    """A thread has a candidate, and writes it where it goes on."""
+    prompt, beam = lang.group_id(), lang.parameter("beam", u32)
+    token, parent, score, place = placed(best, which, prompt, lambda token: ends[token] != 0)
+    row = prompt * beam + place
+    with lang.if_((lang.local_id() < lang.parameter("count", u32)) & (place < beam)):
+        tokens[row] = lang.bitcast(token, i32)
+        parents[row] = lang.bitcast(prompt * beam + parent, i32)
+        running[row] = score
+
+
+def placed(
+    best: Argument, which: Argument, prompt: Operand, ended: Callable[[Expr], Expr]
+) -> tuple[Expr, Expr, Expr, Expr]:
+    """A thread has a candidate of a prompt, and counts those that go before it.
+
+    Args:
+        ended: whether a token ends a text.
+
+    Returns:
+        Its token, its parent among the prompt's beams, its score, and their number.
+    """
+    count, vocab = (lang.parameter(n, u32) for n in ("count", "vocab"))
+    me = lang.local_id()
     code = lang.bitcast(which[prompt, lang.minimum(me, count - 1)], u32)
     token = code % vocab
     score = best[prompt, lang.minimum(me, count - 1)]
-    score = lang.select(ends[token] == 0, score, score + OUT)
-    key, keys = order(score), lang.shared(u32, THREADS)
+    score = lang.select(ended(token), score + OUT, score)
+    key, keys = order(score), lang.shared(u32, lang.workgroup_size())
     keys[me] = key
     lang.barrier()
     before = lang.var(0, u32)
     for other in lang.range(lang.const(0, u32), count):
         before += _flag((keys[other] > key) | ((keys[other] == key) & (other < me)))
-    row = prompt * beam + before.get()
-    with lang.if_((me < count) & (before.get() < beam)):
-        tokens[row] = lang.bitcast(token, i32)
-        parents[row] = lang.bitcast(prompt * beam + code // vocab, i32)
-        running[row] = score
+    return token, code // vocab, score, before.get()
 
 
 STATES = {"tokens": 1, "parents": 1, "running": 1}

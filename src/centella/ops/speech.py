@@ -96,9 +96,12 @@ class Rules:
 
 def _survey(
     *, chunk: bool, team: Team, timed: bool, random: bool, logits: Argument, levels: Argument,
-    notes: Argument, figures: Argument, places: Argument, sums: Any = None,
+    notes: Argument, figures: Argument, places: Argument, sums: Any = None, wholes: Any = None,
 ) -> None:  # fmt: skip
-    """A team has a part of a row: figures of its text, and of its times where they may come."""
+    """A team has a part of a row: figures of its text, and of its times where they may come.
+
+    With `wholes` also the weights of all its tokens, allowed or not, and its largest logit.
+    """
     columns, part, parts, rows = (
         lang.parameter(n, u32) for n in ("columns", "part", "parts", "rows")
     )
@@ -112,8 +115,18 @@ def _survey(
     def token(item: Item, j: int) -> Any:
         return first + item.column + j
 
+    def loaded(item: Item) -> Values:
+        return load(logits, at, first + item.column, columns, width, chunk)
+
+    of_all = loaded if wholes is None else row.kept(loaded)
+    if wholes is not None:
+        top = row.total(of_all, LEAST, "max")
+        weight = row.total(lambda item: [lang.exp(v - top) for v in of_all(item)], 0.0, "add")
+        with lang.if_(row.first()):
+            wholes[row.number * 2], wholes[row.number * 2 + 1] = weight, top
+
     def read(item: Item) -> Values:
-        values = load(logits, at, first + item.column, columns, width, chunk)
+        values = of_all(item)
         start = first + item.column
         bans = levels.load(start) if chunk else [levels[start]]
         pairs = zip(values, bans, strict=True)
@@ -300,12 +313,13 @@ def rule(specs: tuple[Spec, ...], attrs: SpeechAttrs) -> tuple[Out, ...]:
 
 
 def surveyed(
-    reads: Mapping[str, Ref], attrs: SpeechAttrs, first: int, caps: Caps
-) -> tuple[Call, tuple[Spec, Spec], int]:
+    reads: Mapping[str, Ref], attrs: SpeechAttrs, first: int, caps: Caps, *, wholes: bool = False
+) -> tuple[Call, tuple[Spec, ...], int]:
     """The survey of rows: its launch, the memory that it writes, and parts of a row.
 
     Args:
         reads: logits, levels and notes, with `random` sums; first: temporary of the op.
+        wholes: whether all tokens are summed up, too: two figures of a part.
     """
     logits, levels = reads["logits"].spec, reads["levels"].spec
     rows, columns = logits.shape
@@ -317,16 +331,19 @@ def surveyed(
     team = team_of(part, f32.per_chunk if chunk else 1, caps, columns - (parts - 1) * part)
     figures = make_spec((rows * parts * kinds * (2 + attrs.random),), f32, 4)
     places = make_spec((rows * parts * kinds,), u32, 4)
+    written = {"figures": figures, "places": places}
+    if wholes:
+        written["wholes"] = make_spec((rows * parts * 2,), f32, 4)
     ranks = {name: len(ref.spec.shape) for name, ref in reads.items()}
     call = Call(
         survey_kernel,
-        (*reads.values(), Ref(first, figures), Ref(first + 1, places)),
+        (*reads.values(), *(Ref(first + i, spec) for i, spec in enumerate(written.values()))),
         (("columns", columns), ("part", part), ("parts", parts), ("rows", rows * parts),
          *attrs.tokens),
         (("chunk", chunk), ("random", attrs.random), ("timed", attrs.timed), ("team", team)),
-        team.groups(rows * parts), team.threads, signature(ranks, {"figures": 1, "places": 1}),
+        team.groups(rows * parts), team.threads, signature(ranks, dict.fromkeys(written, 1)),
     )  # fmt: skip
-    return call, (figures, places), parts
+    return call, tuple(written.values()), parts
 
 
 def lower(form: Form[SpeechAttrs], caps: Caps) -> Lowered:

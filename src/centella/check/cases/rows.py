@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from centella.check.cases.case import (
@@ -17,6 +19,7 @@ from centella.check.cases.case import (
     cases,
     laid_out,
 )
+from centella.ops.speech_host import NOTES
 
 ROWS_OF: tuple[Shape, ...] = (
     *((1,), (5,), (3, 5), (5, 8), (7, 1), (2, 3, 7), (2, 67), (3, 260), (0, 4)),
@@ -147,6 +150,38 @@ def speech_scores() -> Row:
         if not case.attrs["random"]:
             notes, _, _, scores, levels = case.inputs
             all_cases.append(Case((scores, levels, replace(notes, layout="plain")), case.attrs))
+    return Row(("f32",), tuple(all_cases), exact=True)
+
+
+def speech_beams() -> Row:
+    """As `speech_token`; the beams of one window and of several."""
+    all_cases = []
+    for case in speech_token().cases:
+        if not case.attrs["random"]:
+            *_, logits, levels = case.inputs
+            b, v = logits.shape
+            for w, beam in {(1, b), (b, 1), (2, b)}:
+                known = In((w, beam, 6), (0, 2), "i32"), In((w, beam))
+                all_cases.append(Case((In((w, beam, v)), levels, *known), case.attrs))
+    return Row(("f32",), tuple(all_cases), sums=True)
+
+
+def speech_move() -> Row:
+    """One beam and many; slots of one word and of many; new ones within and past them; ties."""
+
+    def state(shape: tuple[int, ...], values: Any, dtype: str = "i32") -> In:
+        return In(shape, values, dtype, "state")
+
+    all_cases = []
+    sizes = (1, 1, 1, 1), (2, 3, 9, 6), (3, 5, 70, 10), (1, 16, 40, 32), (2, 21, 33, 128)
+    for w, b, slots, count in (*sizes, (2, 2, 2061, 5)):
+        rows, note = w * b, (w * b, len(NOTES))
+        seen = state((rows, slots), "bools", "bool"), state(note, (0, 2)), state((w, 2), (0, slots))
+        went = (state((rows,), (0, 9)), state((rows,), (0, b)), state((rows,), "normal", "f32"))
+        attrs = {"beam": b, "vocab": 40, "end": 7, "zero": 20}
+        for values in ("normal", "ties"):
+            best = In((w, count), values, "f32"), In((w, count), (0, b * 40), "i32")
+            all_cases.append(Case((*seen, *went, *best), attrs))
     return Row(("f32",), tuple(all_cases), exact=True)
 
 

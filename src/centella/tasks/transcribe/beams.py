@@ -3,7 +3,7 @@
 The beams of a window are so many query rows over one memory: its sound's keys and values are read
 once for all. Their own keys and values lie behind each other in one cache, a slot a beam and step;
 a table says which slots each beam sees. When beams go on from others, rows of the table move, and
-no key is copied.
+no key is copied. The end of a step (`speech_move`) leaves all that the next one begins with.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from centella.dtypes import i32
 from centella.errors import ContractError
 from centella.op.op import get
 from centella.ops.speech_host import ENDED, LAST, NEVER, NOTES
 from centella.tasks.generate.beam import BeamStates, Search
 from centella.tasks.generate.beam_settings import BeamSettings
 from centella.tasks.generate.run_ahead import run_ahead
-from centella.tasks.transcribe.rules import NoRepeat, end, noted
+from centella.tasks.transcribe.rules import NoRepeat, end
 from centella.tasks.transcribe.session import SpeechSession
 from centella.tensors import functional as fn
-from centella.tensors.creation import asarray
 from centella.tensors.jit import Jitted
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
@@ -45,12 +43,12 @@ class Beams:
         v, targets = session.vocabulary, session.model.config.max_target_positions
         self._no_repeat = NoRepeat(v, batch * beam, targets, device)
 
-        def state(name: str, shape: tuple[int, ...]) -> State:
-            return State(np.zeros(shape, np.int32), device=device, name=name)
+        def state(name: str, shape: tuple[int, ...], kind: type = np.int32) -> State:
+            return State(np.zeros(shape, kind), device=device, name=name)
 
         self._beams = BeamStates(batch, beam, v.size, device)
-        self._seen = state("slots that beams see", (batch * beam, session.cache.capacity))
-        self._at = state("position of the beams", (1, 1))
+        self._seen = state("slots that beams see", (batch * beam, session.cache.capacity), bool)
+        self._at = state("position, first slot", (batch, 2))
         self._notes = state("notes of beams", (batch * beam, len(NOTES)))
         self._captured: dict[tuple[bool, bool], Jitted[..., tuple[Tensor, Tensor]]] = {}
 
@@ -59,40 +57,39 @@ class Beams:
     def _stepped(self, timed: bool, no_repeat: bool) -> tuple[Tensor, Tensor]:
         """Continue all beams; [batch, 2 beam]: the best scores, beam * vocab + token of each."""
         session = self._session
-        batch, beam, vocab = session.batch, session.beam, session.vocabulary.size
-        device = session.model.device
-        # These are constants of what is captured: no step computes them.
-        each, every = (asarray(np.arange(n, dtype=np.int32), device=device)
-                       for n in (beam, session.cache.capacity))  # fmt: skip
-        slots = session.cache.begin(beam).reshape(batch, 1, 1) + each.reshape(1, beam, 1)
-        seen = (self._seen.value.reshape(batch, beam, -1) > 0) | fn.eq(every, slots)
-        at = fn.broadcast_to(self._at.value, (batch, beam))
+        batch, beam = session.batch, session.beam
+        session.cache.begin(beam)
+        seen = self._seen.value.reshape(batch, 1, beam, -1)
+        at = fn.broadcast_to(self._at.value[:, :1], (batch, beam))
         tokens = self._beams.tokens.value.reshape(batch, beam)
         ended = self._notes.value.reshape(batch, beam, -1)[:, 0, ENDED]
         x = session.model.decoder(
-            tokens, session.memory(), session.cache, at, seen[:, None], session.heard_by(ended)
+            tokens, session.memory(), session.cache, at, seen, session.heard_by(ended)
         )
-        scores = fn.log_softmax(session.model.head(x).reshape(batch * beam, vocab), -1)
-        if no_repeat:
-            scores = self._no_repeat.masked(scores)
-        rules = session.vocabulary.rules(timed)
-        operands = (scores, session.suppress.levels, self._notes.value)
-        scores = apply_all(get("speech_scores"), operands, rules)[0]
-        best, which = self._beams.go_on(scores, 2 * beam)
-        self._move(seen, no_repeat)
+        best, which = fn.topk(self._sums(session.model.head(x), timed, no_repeat), 2 * beam)
+        self._move(best, which, no_repeat)
         return best, which
 
-    def _move(self, seen: Tensor, no_repeat: bool) -> None:
-        """Each beam goes on from its parent."""
-        rows, parents = self._session.batch * self._session.beam, self._beams.parents.value
-        chosen = self._beams.tokens.value.reshape(rows, 1)
-        self._seen.assign(fn.gather(seen.astype(i32).reshape(rows, -1), parents))
-        notes = fn.gather(self._notes.value, parents)
-        self._notes.assign(noted(notes, chosen, self._session.vocabulary.first_time))
+    def _sums(self, logits: Tensor, timed: bool, no_repeat: bool) -> Tensor:
+        """Scores of the texts with each token: [batch, beam, vocab] to [batch, beam * vocab]."""
+        rules, levels = self._session.vocabulary.rules(timed), self._session.suppress.levels
+        so_far, (batch, beam, vocab) = self._beams.scores.value.reshape(-1, 1), logits.shape
+        if not no_repeat:
+            known = (self._notes.value.reshape(batch, beam, -1), so_far.reshape(batch, beam))
+            return apply_all(get("speech_beams"), (logits, levels, *known), rules)[0]
+        own = self._no_repeat.masked(fn.log_softmax(logits.reshape(batch * beam, vocab), -1))
+        allowed = apply_all(get("speech_scores"), (own, levels, self._notes.value), rules)[0]
+        return (allowed + so_far).reshape(batch, -1)
+
+    def _move(self, best: Tensor, which: Tensor, no_repeat: bool) -> None:
+        """Beams go on with the best of the candidates, [batch, 2 beam], that have not ended."""
+        v, beams = self._session.vocabulary, self._beams
+        states = (self._seen, self._notes, self._at, beams.tokens, beams.parents, beams.scores)
+        how = {"beam": self._session.beam, "vocab": v.size, "end": v.end, "zero": v.first_time}
+        apply_all(get("speech_move"), (*(s.value for s in states), best, which), how)
         if no_repeat:
-            self._no_repeat.moved(parents)
-            self._no_repeat.taken(chosen)
-        self._at.assign(self._at.value + 1)
+            self._no_repeat.moved(beams.parents.value)
+            self._no_repeat.taken(beams.tokens.value.reshape(-1, 1))
 
     # -- what the host calls ----------------------------------------------------------------------
 
@@ -148,11 +145,13 @@ class Beams:
         self._no_repeat.begin()
         if no_repeat:
             self._no_repeat.choose(no_repeat)
-        seen = np.zeros(self._seen.shape, np.int32)
-        seen[:, :before] = 1
+        seen = np.zeros(self._seen.shape, bool)
+        seen[:, :before] = True
+        each = np.arange(len(seen))
+        seen[each, before + each % session.beam] = True  # its own slot of the first step
         self._seen.assign(seen)
         self._beams.begin([prompt[-1]] * session.batch, (session.vocabulary.end,))
-        self._at.assign(np.array([[before]], np.int32))
+        self._at.assign(np.full(self._at.shape, before, np.int32))
 
     def _step(self, timed: bool, no_repeat: bool) -> Jitted[..., tuple[Tensor, Tensor]]:
         how = timed, no_repeat

@@ -1,6 +1,6 @@
 """What the decoding rules of a window's text are told: special tokens, suppression, n-grams.
 
-The rules themselves are operations (`ops/speech.py`, `ops/speech_scores.py`), which read levels of
+The rules themselves are operations (`ops/speech.py`, `ops/speech_beams.py`), which read levels of
 tokens and notes of rows. `NoRepeat` is a mask over the logits before them. What they know lies in
 States and is captured with the step, so that other settings need no new capture.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from centella.dtypes import f32, i32
-from centella.ops.speech_host import BEFORE, ENDED, LAST, NEVER, NOTES, STEPS, WAS
+from centella.ops.speech_host import ENDED, NEVER, NOTES
 from centella.runtime.device import Device
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange, asarray, full
@@ -53,7 +53,7 @@ class Vocabulary(Struct, frozen=True):
         return self.no_timestamps + 1
 
     def rules(self, timed: bool, random: bool = False) -> dict[str, int | bool]:
-        """The attributes of `speech_token` and `speech_scores`."""
+        """The attributes of `speech_token`, `speech_beams` and `speech_scores`."""
         latest = self.size if self.latest is None else self.first_time + self.latest
         return {
             "end": self.end, "zero": self.first_time, "no_timestamps": self.no_timestamps,
@@ -79,21 +79,6 @@ class Suppress:
         for level, ids in ((1, at_begin), (2, always)):
             levels[[i for i in ids if 0 <= i < len(levels)]] = level
         self._levels.assign(levels)
-
-
-def noted(notes: Tensor, tokens: Tensor, first_time: int) -> Tensor:
-    """Notes of rows, i32 [rows, 6] as `speech_token` keeps them, after tokens i32 [rows, 1]."""
-    is_time = tokens >= first_time
-    before = fn.where(fn.eq(notes[:, STEPS : STEPS + 1], 0), 1, notes[:, WAS : WAS + 1])
-    after = fn.where(_column(STEPS, notes.device), notes + 1, notes)
-    after = fn.where(_column(LAST, notes.device) & is_time, tokens, after)
-    after = fn.where(_column(WAS, notes.device), is_time.astype(i32), after)
-    return fn.where(_column(BEFORE, notes.device), before, after)
-
-
-def _column(note: int, device: Device) -> Tensor:
-    """bool [6]: where a note is; a constant of what is captured."""
-    return asarray(np.arange(len(NOTES)) == note, device=device)
 
 
 def end(notes: State, rows: Sequence[int]) -> None:
