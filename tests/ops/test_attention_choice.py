@@ -149,15 +149,16 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
 
 def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
     for dtype in (f16, bf16):
-        assert {chosen(qkv(1, dim, dtype)) for dim in (16, 64, 128)} == {"ring"}
-        assert {chosen(qkv(1, dim, dtype)) for dim in (8, 72)} == {"cluster_mma"}
+        assert {chosen(qkv(1, dim, dtype, 1500)) for dim in (16, 64, 128)} == {"ring"}
+        assert {chosen(qkv(1, dim, dtype, 1500)) for dim in (8, 72)} == {"cluster_mma"}
+        assert {chosen(qkv(1, dim, dtype)) for dim in (16, 64)} == {"cluster_mma"}
         ampere = {chosen(qkv(1, dim, dtype), CUDA["sm_89"]) for dim in (8, 64, 128)}
         assert ampere == {"split_mma"}
     assert {chosen(qkv(1, dim)) for dim in (4, 20, 136)} == {"split"}
     assert chosen(qkv(1, 64, f32)) == "split"
     assert {chosen(qkv(1, 64), c) for c in (CUDA["sm_75"], LARGE, Caps("ir"))} == {"split"}
-    assert (chosen(qkv(4, 64)), chosen(qkv(8, 64))) == ("ring", "cluster_mma")
-    masked = (*qkv(1, 64), spec(2, 90, dtype=i32))
+    assert (chosen(qkv(4, 64, lk=1500)), chosen(qkv(8, 64, lk=1500))) == ("ring", "cluster_mma")
+    masked = (*qkv(1, 64, lk=1500), spec(2, 1500, dtype=i32))
     assert chosen(masked, masks=("key_mask",)) == "cluster_mma"
     k = view((1, 2, 100, 64), (12900, 6450, 64, 1), dtype=f16, offset=1)
     assert chosen((spec(1, 4, 1, 64, dtype=f16), k, k)) == "split"

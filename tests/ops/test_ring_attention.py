@@ -16,8 +16,8 @@ from centella.ops.attention import ring_choice
 from centella.ops.attention.choice import ORDER
 from centella.ops.attention.ring import RING
 from centella.ops.attention.ring_choice import RingParts, clustered
+from centella.ops.attention.rope_choice import CLUSTER, RING_SPLIT
 from centella.ops.attention.rope_choice import RING as ROPE_RING
-from centella.ops.attention.rope_choice import RING_SPLIT
 from centella.ops.hopper import AT_ONCE, SHARED
 from centella.ops.rope_attend import attention_form
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -179,13 +179,15 @@ def test_groups_run_at_once() -> None:
 
 def test_when_it_is_chosen() -> None:
     def chosen(**form: Any) -> str:
-        order = (ROPE_RING, RING_SPLIT)
+        order = (ROPE_RING, CLUSTER, RING_SPLIT)
         forms = form_of(**form)
         return next((v.name for v in order if v.takes(forms, CAPS)), "")
 
-    assert {chosen(batch=n) for n in (1, 4, 64)} == {"ring"}
-    assert chosen(capacity=6144) == chosen(batch=16, capacity=32768) == "ring"
+    assert {chosen(batch=n) for n in (4, 64)} == {"ring"}
+    assert {chosen(capacity=n) for n in (1216, 6144)} == {"ring"}
+    assert chosen(batch=16, capacity=32768) == "ring"
     assert chosen(capacity=6208) == chosen(capacity=32768) == "ring_split"
+    assert chosen() == "cluster"
     assert chosen(dim=72) == chosen(heads=128) == chosen(tokens=9) == ""
     for caps in (replace(CAPS, arch="sm_80"), replace(CAPS, arch="sm_100")):
         assert not ROPE_RING.fits(form_of(), caps)

@@ -147,13 +147,13 @@ def rope_attend() -> Row:
              for d, n, sight in ((16, 1, {}), (128, 2, {"window": 70}))]  # fmt: skip
     for variant in ("ring", "ring_split"):
         all_cases += [
-            case(2, 4, 2, 1, 16, 8, variant, norm=True, **sixteen),
+            case(2, 4, 2, 1, 48, 24, variant, norm=True, **sixteen),
             case(3, 4, 1, 2, 64, 32, variant, 1700, norm=True, **sixteen),
             case(1, 6, 2, 2, 80, 40, variant, 300, window=70, softcap=2.0, **sixteen),
             case(1, 2, 1, 1, 128, 64, variant, 6000, layout="pads", interleaved=True, **sixteen),
-            case(2, 4, 2, 1, 48, 24, variant, norm=True, values="large", **sixteen),
+            case(2, 4, 2, 1, 16, 8, variant, norm=True, values="large", **sixteen),
             case(70, 16, 4, 1, 128, 64, variant, 700, sweep=True, **sixteen),
-            replace(table(128, 2, variant, window=70), dtypes=("f16", "bf16")),
+            replace(table(128, 2, variant, window=100), dtypes=("f16", "bf16")),
         ]
     return Row(FLOATS, tuple(all_cases), sums=True)
 

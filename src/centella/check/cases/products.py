@@ -224,11 +224,6 @@ def normed_linear() -> Row:
     for m, n, k in ((18, 30, 136), (61, 21, 520)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases.append(Case(gated, {**many, "variant": "streamed_many"}))
-    for m, n, k, opened in ((18, 30, 136, ""), (61, 34, 520, "silu"), (64, 21, 2056, "")):
-        several = In((m, k), "large" if m == 18 else "normal")
-        normed_rows = (several, In(((2 if opened else 1) * n, k)), In((k,), "positive", "f32"))
-        attrs = {**normed, "variant": "streamed_many", "gate": opened}
-        cases.append(Case(normed_rows, attrs, dtypes=("bf16",)))
     one = {**many, "extras": ("norm",), "variant": "streamed"}
     for n, k in ((9, 128), (34, 264)):
         gated, norm = (In((1, k), "positive"), In((2 * n, k), "positive")), In((k,), "positive")

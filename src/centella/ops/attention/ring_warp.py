@@ -64,7 +64,10 @@ class Tiles:
     def __init__(
         self, tile: RingTile, work: Work, dim: int, keys: Any, values: Any, blocks: bool
     ) -> None:
-        self.tile, self.work, self.dim, self._blocks = tile, work, dim, blocks
+        self.tile: RingTile = tile
+        self.work: Work = work
+        self.dim: int = dim
+        self._blocks = blocks
         shape = (tile.stages, tile.split.step, tile.width(dim))
         self.keys: Any = lang.ptx.SharedTile(keys.dtype, shape)
         self.values: Any = lang.ptx.SharedTile(values.dtype, shape)

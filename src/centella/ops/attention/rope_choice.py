@@ -218,5 +218,5 @@ APART: Variant[Form[RopeAttendAttrs], bool] = Variant("apart", lambda form, caps
 
 def lower(form: Form[RopeAttendAttrs], caps: Caps) -> Lowered:
     """The launches of the variant that is forced or chosen."""
-    order = (RING, RING_SPLIT, CLUSTER, SPLIT_STEP_MMA, SPLIT_STEP, APART)
+    order = (RING, CLUSTER, RING_SPLIT, SPLIT_STEP_MMA, SPLIT_STEP, APART)
     return choose(order, form, caps, form.attrs.variant, "rope_attend").lower(form, caps)

@@ -99,7 +99,7 @@ class Warp(WarpSums):
 
     def load_queries(self, read: Read) -> None:
         """Queries as the first factor, whose other eight rows are zeros; `read` takes a row."""
-        self.queries = []
+        self.queries.clear()
         for part in range(self.key_parts):
             element, inside = self.element(part, self.key_part, self.c)
             each = range(0, self.chunk, CHUNK)

@@ -18,7 +18,7 @@ from centella.ops.matmul.normed_kernel import JOINED, product_of
 from centella.ops.matmul.problem import THIN
 from centella.ops.matmul.product import Product
 from centella.ops.matmul.streamed import NORMED_STREAMED
-from centella.ops.matmul.streamed_many import NORMED_MANY, STREAMED_MANY
+from centella.ops.matmul.streamed_many import STREAMED_MANY
 from centella.ops.matmul.streamed_rows import NORMED_ROWS, STREAMED_ROWS
 from centella.ops.matmul.wgmma import WGMMA
 from centella.ops.quant.digits import normed as digits
@@ -47,7 +47,7 @@ def _gated(variant: Variant[Product, Any], above: int = FEW) -> Gated:
 
 
 SEVERAL: tuple[Variant[Form[NormedAttrs], Any], ...] = (
-    NORMED_ROWS, NORMED_MANY,
+    NORMED_ROWS,
     _gated(STREAMED_ROWS, JOINED_ROWS), _gated(STREAMED_MANY, THIN), _gated(WGMMA), _gated(MMA),
 )  # fmt: skip
 

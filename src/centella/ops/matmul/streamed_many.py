@@ -3,8 +3,6 @@
     y[m, n] = f(alpha (x[m, :] . W[n, :]) + bias[n]) + residual[m, n]
     y[m, n] = act(alpha (x[m, :] . W[n, :]) + bias[n]) * (...[n + columns])     with a gate
 
-x may be the RMS norm of what is given (`many_norms.py`).
-
 Reading W takes most of the time, as it does for one row, so all multiprocessors have to read at
 once. Where W has few outputs, a cluster takes a tile of them and each of its groups a part of the
 depth. One thread of a group has tiles of W and of x copied to a ring; what the ring holds of W is
@@ -22,22 +20,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import bf16, f32, u32
+from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.op.op import Form, Lowered
+from centella.op.op import Lowered
 from centella.op.variant import Variant
 from centella.ops.hopper import AT_ONCE
 from centella.ops.matmul.epilogue import Epilogue
-from centella.ops.matmul.many_norms import ManyNorm, factor_of
 from centella.ops.matmul.mma import takes
-from centella.ops.matmul.normed import NormedAttrs
-from centella.ops.matmul.normed_kernel import product_of
 from centella.ops.matmul.problem import THIN, Problem
-from centella.ops.matmul.product import Constants, Product, Scalars, launch
+from centella.ops.matmul.product import Constants, Product, launch
 from centella.ops.matmul.results import Finish, M, Stored
 from centella.ops.matmul.streamed import FEWEST, SHARED
-from centella.ops.matmul.streamed_kernel import RMS, bring_both
+from centella.ops.matmul.streamed_kernel import bring_both
 from centella.ops.matmul.tiled import store_words
 from centella.ops.matmul.wgmma import WARPGROUP, OperandRing, WgmmaTile, multiply
 from centella.ops.operands import NATIVE
@@ -58,14 +53,12 @@ class ManyTile(Struct, frozen=True):
         parts: of the depth; as many groups are a cluster.
         stages: of the ring.
         gated: whether half of the columns are gates of the others.
-        normed: columns of x whose weights of a norm a group has, whole stages; 0: no norm.
     """
 
     columns: int
     parts: int = 1
     stages: int = 0
     gated: bool = False
-    normed: int = 0
 
     @property
     def group(self) -> WgmmaTile:
@@ -93,15 +86,9 @@ class ManyTile(Struct, frozen=True):
         return 4 * M * self.columns if self.parts > 1 else 0
 
     @property
-    def square_bytes(self) -> int:
-        """Bytes of shared memory for the squares of rows that all parts have."""
-        return 4 * M * self.parts if self.normed and self.parts > 1 else 0
-
-    @property
     def shared_bytes(self) -> int:
         """Workgroup memory."""
-        sums = self.sum_bytes + self.square_bytes
-        return self.group.shared_bytes + sums + 4 * self.normed + 16
+        return self.group.shared_bytes + self.sum_bytes + 16
 
 
 class _Sums:
@@ -113,13 +100,12 @@ class _Sums:
     def __init__(self, tile: ManyTile) -> None:
         self._tile = tile
         self._memory = lang.shared(f32, M * tile.columns)
-        self._squares = lang.shared(f32, M * tile.parts) if tile.normed else None
         self._there = lang.ptx.Barriers(1)
         self.rank: Any = lang.ptx.cluster_rank()
         with lang.if_(lang.local_id() == 0):
             self._there.init(0, 1)
             lang.ptx.init_fence()
-            self._there.expect(0, tile.sum_bytes + tile.square_bytes)
+            self._there.expect(0, tile.sum_bytes)
         lang.ptx.cluster_arrive()
         lang.ptx.cluster_wait()
 
@@ -142,24 +128,6 @@ class _Sums:
                 at = self._at(self.rank, piece, half)
                 self._there.send(0, self._memory, at, values, rank)
 
-    def send_squares(self, squares: list[Any]) -> None:
-        """Send every group the squares of this one's columns of x: a thread has two rows'."""
-        lane, warp = lang.local_id() % WARP, lang.local_id() // WARP % WARPS
-        assert self._squares is not None, "a norm has squares"
-        with lang.if_(lane % QUAD == 0):
-            for half, total in enumerate(squares):
-                at = self.rank * M + warp * 16 + lane // QUAD + 8 * half
-                for rank in range(self._tile.parts):
-                    self._there.send(0, self._squares, at, [total], lang.const(rank, u32))
-
-    def _factor(self, row: Any) -> Any:
-        """What the sums of a row are multiplied by."""
-        assert self._squares is not None, "a norm has squares"
-        total = self._squares[row]
-        for part in range(1, self._tile.parts):
-            total = total + self._squares[row + part * M]
-        return factor_of(total)
-
     def store(self, column: Any, activation: str, extra: dict[str, Any], y: Any) -> None:
         """Add up and store this group's share, once it is there."""
         tile, n = self._tile, lang.parameter("n", u32)
@@ -177,11 +145,8 @@ class _Sums:
                 for below in range(2):
                     line = row + 8 * below
                     with lang.if_(line < lang.parameter("m", u32)):
-                        mine = [four[2 * below + e] for four in whole for e in range(2)]
-                        if self._squares is not None:
-                            factor = self._factor(line)
-                            mine = [total * factor for total in mine]
-                        out = finish(mine, line)
+                        out = finish([four[2 * below + e] for four in whole for e in range(2)],
+                                     line)  # fmt: skip
                         start = line * lang.parameter("ldy", u32) + at
                         store_words(y, start, out, at, n)
 
@@ -226,11 +191,10 @@ def _streamed_many(
         sums = _Sums(tile)
         rank = sums.rank
     shared = _Shared(tile, a, b, rank)
-    norm = ManyNorm(tile.normed) if tile.normed else None
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
         _produce(shared)
     with lang.ptx.role(WARPGROUP, WARPGROUP):
-        _consume(shared, tile, sums, norm, activation, a, y, extra)
+        _consume(shared, tile, sums, activation, y, extra)
 
 
 def _produce(shared: _Shared) -> None:
@@ -254,33 +218,24 @@ def _produce(shared: _Shared) -> None:
 
 
 def _consume(
-    shared: _Shared, tile: ManyTile, sums: _Sums | None, norm: ManyNorm | None, activation: str,
-    a: Any, y: Any, extra: dict[str, Any],
+    shared: _Shared, tile: ManyTile, sums: _Sums | None, activation: str, y: Any,
+    extra: dict[str, Any],
 ) -> None:  # fmt: skip
     """Multiply what has arrived, tile by tile, and finish each."""
-    if norm is not None:
-        norm.load(extra["norm"])
     ring, p = Ring(tile.stages), shared.p
     leader = lang.local_id() % WARPGROUP == 0
     fragment, zero = lang.ptx.Fragment(f32, (M, tile.columns)), lang.const(0, u32)
     lang.ptx.await_launches()
     for number in lang.range(shared.cluster, p["tiles"], shared.clusters):
         column = number * tile.group.across
-        if norm is None:
-            last = multiply(shared, ring, [fragment], 0, leader)
-            lang.ptx.wgmma_wait(0)
-            with lang.if_(leader):
-                shared.empty.arrive(last)
-        else:
-            norm.multiply(shared, ring, fragment, a, leader)
+        last = multiply(shared, ring, [fragment], 0, leader)
+        lang.ptx.wgmma_wait(0)
+        with lang.if_(leader):
+            shared.empty.arrive(last)
         if sums is not None:  # one tile a cluster
-            if norm is not None:
-                sums.send_squares(norm.squares())
             sums.send(fragment)
             sums.store(column, activation, extra, y)
         else:
-            if norm is not None:
-                norm.apply(fragment)
             columns = range(0, tile.group.across, 8)
             Stored(y, p).take(
                 Finish(zero, zero, column, [fragment], columns, p, activation, extra, (),
@@ -307,14 +262,13 @@ def tile_of(product: Product, caps: Caps) -> ManyTile | None:
         return None
     if "scale" in product.names or caps.max_workgroup < kernel.workgroup:
         return None
-    tiles = tiles_of(problem, product.gated, caps, "norm" in product.names)
+    tiles = tiles_of(problem, product.gated, caps)
     return min(tiles, key=lambda tile: _microseconds(tile, problem), default=None)
 
 
-def tiles_of(problem: Problem, gated: bool, caps: Caps, normed: bool = False) -> list[ManyTile]:
+def tiles_of(problem: Problem, gated: bool, caps: Caps) -> list[ManyTile]:
     """The tiles that there is room for, with as many stages as there is room for."""
-    norm = -(-problem.k // DEPTH) * DEPTH if normed else 0
-    every = (ManyTile(c, parts, 0, gated, norm) for parts in AT_ONCE for c in COLUMNS)
+    every = (ManyTile(c, parts, gated=gated) for parts in AT_ONCE for c in COLUMNS)
     return [tile for t in every if (tile := _with_stages(t, problem, caps)) is not None]
 
 
@@ -357,7 +311,7 @@ def _microseconds(tile: ManyTile, problem: Problem) -> float:
     return turns * (1.7 + _steps(tile, problem) * nbytes / rate) + sending
 
 
-def _launches(product: Product, tile: ManyTile, caps: Caps, more: Scalars = ()) -> Lowered:
+def _launches(product: Product, tile: ManyTile, caps: Caps) -> Lowered:
     problem = product.problem
     tiles = _tiles(tile, problem)
     constants: Constants = (("activation", product.activation), ("tile", tile))
@@ -365,7 +319,7 @@ def _launches(product: Product, tile: ManyTile, caps: Caps, more: Scalars = ()) 
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
         ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", 0), ("sb", 0), ("sy", 0),
         ("tiles", tiles), ("alpha", product.alpha), ("ldr", product.residual_pitch),
-        ("batches_a", 1), ("batches_b", 1), ("both", product.columns), *more,
+        ("batches_a", 1), ("batches_b", 1), ("both", product.columns),
     )  # fmt: skip
     groups = -(-tiles // _turns(tile, problem)) * tile.parts
     names = ("a", "b", *product.names)
@@ -376,21 +330,4 @@ def _preferred(product: Product, caps: Caps) -> bool:
     return caps.fast_tensor_cores and product.problem.m > THIN
 
 
-def _normed_tile(form: Form[NormedAttrs], caps: Caps) -> ManyTile | None:
-    """With an RMS norm, of bf16: before their factor f16 rows have no range."""
-    attrs, product = form.attrs, product_of(form)
-    rms = "norm" in attrs.extras and attrs.kind == RMS and product.dtypes[0] is bf16
-    return tile_of(product, caps) if rms else None
-
-
-def _normed_launches(form: Form[NormedAttrs], tile: ManyTile, caps: Caps) -> Lowered:
-    return _launches(product_of(form), tile, caps, (("eps", form.attrs.eps),))
-
-
 STREAMED_MANY: Variant[Product, ManyTile] = Variant("streamed_many", tile_of, _launches, _preferred)
-NORMED_MANY: Variant[Form[NormedAttrs], ManyTile] = Variant(
-    "streamed_many",
-    _normed_tile,
-    _normed_launches,
-    lambda form, caps: _preferred(product_of(form), caps),
-)

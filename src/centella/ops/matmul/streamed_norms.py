@@ -58,7 +58,7 @@ class RowNorm:
         moments: sums of each row. vectors: lines of weights.
     """
 
-    apart = False  # whether sums of lower parts are apart
+    apart: bool = False  # whether sums of lower parts are apart
 
     def __init__(self, tile: Stream, columns: int, moments: int = 1, vectors: int = 1) -> None:
         self._columns, self._rows = columns, EIGHT * tile.eights

@@ -150,8 +150,8 @@ def normed_linear(
         activation, bias, residual, alpha, dtype: as for `linear`; with a gate neither activation
             nor residual.
         variant: force a launch of one row ("streamed"), with a QTensor ("streamed_digits"), of few
-            ("joined"), of several with a norm or a gate ("streamed_rows", "streamed_many"), of a
-            gate ("wgmma", "mma"), or "apart".
+            ("joined"), of several with a norm or a gate ("streamed_rows"), of a gate
+            ("streamed_many", "wgmma", "mma"), or "apart".
 
     Returns:
         [..., n].
