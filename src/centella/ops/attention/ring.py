@@ -29,9 +29,9 @@ def _ring(
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.split.together)
+    sums = Sums(splits, rows, dim)
     work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
     tiles = Tiles(tile, work, dim, k, v, "blocks" in masks)
-    sums = Sums(splits, rows, dim)  # the cluster meets while tiles are on their way
     if early:
         lang.ptx.launch_dependents()
         lang.ptx.await_launches()

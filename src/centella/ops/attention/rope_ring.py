@@ -71,10 +71,10 @@ def _rope_ring(
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.split.together)
+    sums = Sums(splits, rows, dim)  # behind the first tiles the cluster's meeting took longer
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
     tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
-    sums = Sums(splits, rows, dim)  # the cluster meets while tiles are on their way
     warp = _walked(
         tiles, masks, early=tile.early, rows=rows, tokens=tokens, scoring=scoring,
         turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
