@@ -142,7 +142,7 @@ class RowLayer(RowNorm):
 
     def __init__(self, tile: Stream, columns: int, dtype: DType, depth: int, shifted: bool) -> None:
         super().__init__(tile, columns, 2, 2 if shifted else 1)
-        self.apart = dtype is f16
+        self.apart: bool = dtype is f16
         self._names = ("norm", "shift") if shifted else ("norm",)
         self._ragged = depth % tile.columns != 0
         self._of_norm = self._rows - len(self._names)  # the row whose sums are those of the norm
