@@ -921,6 +921,10 @@ IDLE_CASES = {
         ("cache_attend-short-f32", "cache_attend-short-f16", "cache_attend-long-f32"),
         "of a softmax any maximum near the largest serves; 40 keys leave most threads without one",
     ),
+    **dict.fromkeys(
+        ("speech_beams-text-f32", "speech_beams-times-f32"),
+        "six rows of few parts: most of the trees of a maximum and of a sum add nothing",
+    ),
     "speech_scores-times-f32": "six rows: maxima and sums decide only which kind is likelier",
     "speech_token-two parts-f32": "six rows: most of the trees of a maximum decide nothing",
     **dict.fromkeys(

@@ -167,13 +167,13 @@ def speech_beams() -> Row:
 
 
 def speech_move() -> Row:
-    """One beam and many; slots of one word and of many; new ones within and past them; ties."""
+    """One beam and many; slots of few words and of many; new ones within and past them; ties."""
 
     def state(shape: tuple[int, ...], values: Any, dtype: str = "i32") -> In:
         return In(shape, values, dtype, "state")
 
     all_cases = []
-    sizes = (1, 1, 1, 1), (2, 3, 9, 6), (3, 5, 70, 10), (1, 16, 40, 32), (2, 21, 33, 128)
+    sizes = (1, 1, 9, 1), (2, 3, 9, 6), (3, 5, 70, 10), (1, 16, 40, 32), (2, 21, 33, 128)
     for w, b, slots, count in (*sizes, (2, 2, 2061, 5)):
         rows, note = w * b, (w * b, len(NOTES))
         seen = state((rows, slots), "bools", "bool"), state(note, (0, 2)), state((w, 2), (0, slots))
