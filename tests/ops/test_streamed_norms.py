@@ -18,6 +18,7 @@ from centella.ops.matmul.streamed_norms import LONGEST
 from centella.simulator.run import simulate
 from centella.specs import make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
+from tests.ops.test_decoding import LAYER, check, layer_norm
 from tests.ops.test_streamed_rows import call_of, product_of
 from tests.support.attention import CAPS
 from tests.support.launched import laid_out, op_form, parameters, result, rounded, traced
@@ -247,3 +248,10 @@ def test_it_stays_in_registers(
     report, _ = assemble(text, "sm_90a", tmp_path)
     registers, spilled = resources(report)
     assert spilled == 0 and registers * ir.workgroup <= 32_768
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+def test_what_follows_it_in_a_whisper_layer(dtype: DType) -> None:
+    """Shift, bias, GELU and residual behind five rows whose mean is 30 deviations away."""
+    near = 8 * dtype.epsilon  # W and the residual are rounded as they are stored
+    check("normed_linear", layer_norm(5, 136, 38, dtype), near, **LAYER, variant="streamed_rows")

@@ -221,6 +221,14 @@ def normed_linear() -> Row:
         vectors = (In((k,), "positive", "f32"), In((k,), "normal", "f32"))
         layer_rows = (several, In(((2 if opened else 1) * n, k)), *vectors)
         cases.append(Case(layer_rows, {**layer, "gate": opened}))
+    behind = (
+        In((136,), "positive", "f32"),
+        In((136,), "normal", "f32"),
+        In((38,), "normal", "f32"),
+    )
+    whole = (In((5, 136)), In((38, 136)), *behind, In((5, 38)))
+    every = {"extras": ("norm", "shift", "bias", "residual"), "activation": "gelu"}
+    cases.append(Case(whole, {**layer, **every}))
     for m, n, k in ((18, 30, 136), (61, 21, 520)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
         cases.append(Case(gated, {**many, "variant": "streamed_many"}))

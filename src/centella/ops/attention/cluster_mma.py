@@ -12,6 +12,7 @@ that few sequences of many keys leave multiprocessors idle: those go to `split_m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
@@ -28,6 +29,7 @@ from centella.op.op import Form, Lowered
 from centella.ops.attention.masks import Scoring, product_scale, share_of, sink_of
 from centella.ops.attention.parts import Parts, Work
 from centella.ops.attention.problem import (
+    NONE,
     AttentionAttrs,
     AttentionVariant,
     keys_seen,
@@ -183,14 +185,26 @@ def fills(form: Form[AttentionAttrs], tile: ClusterTile) -> bool:
 
 
 def _launches(form: Form[AttentionAttrs], tile: ClusterTile, caps: Caps) -> Lowered:
-    parts, split = tile.parts, tile.split
+    return alone(kernel, form, tile.parts, tile.split, tile.split.threads, caps)
+
+
+def alone(
+    kernel: Kernel, form: Form[AttentionAttrs], parts: Parts, tile: Struct, threads: int,
+    caps: Caps, scalars: Mapping[str, int | float] = NONE,
+) -> Lowered:  # fmt: skip
+    """One launch, whose groups add up the parts of a head as clusters.
+
+    Args:
+        tile: how a group works; threads: of it; scalars: beside those of the form and its parts.
+    """
     constants = (
         ("scoring", form.attrs.scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows),
-        ("splits", parts.splits), ("tile", split), ("early", caps.early_launch),
+        ("splits", parts.splits), ("tile", tile), ("early", caps.early_launch),
     )  # fmt: skip
     call = launch(
         kernel, form, parts.groups, constants, operands(form),
-        {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=split.threads,
+        {"y": Ref(len(form.inputs), form.outputs[0])}, scalars={**parts.scalars, **scalars},
+        threads=threads,
     )  # fmt: skip
     return Lowered((call,))
 

@@ -6,13 +6,13 @@ As `cluster_mma`, but keys and values come by the copy engine (`ring_warp`).
 from __future__ import annotations
 
 from centella import lang
-from centella.emit.program import Kernel, Ref
+from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
-from centella.ops.attention.cluster_mma import Sums
+from centella.ops.attention.cluster_mma import Sums, alone
 from centella.ops.attention.masks import Scoring, product_scale
 from centella.ops.attention.parts import Work
-from centella.ops.attention.problem import AttentionAttrs, AttentionVariant, launch, operands
+from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
 from centella.ops.attention.ring_choice import RingParts, clustered, fills
 from centella.ops.attention.ring_warp import RingTile, RingWarp, Tiles
 from centella.ops.attention.split import few_queries
@@ -53,17 +53,8 @@ def parts_of(form: Form[AttentionAttrs], caps: Caps) -> RingParts | None:
 
 
 def _launches(form: Form[AttentionAttrs], tile: RingParts, caps: Caps) -> Lowered:
-    parts = tile.parts
-    constants = (
-        ("scoring", form.attrs.scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows),
-        ("splits", parts.splits), ("tile", tile.ring), ("early", caps.early_launch),
-    )  # fmt: skip
-    scalars = {**parts.scalars, "block": form.inputs[1].shape[2]}
-    call = launch(
-        kernel, form, parts.groups, constants, operands(form),
-        {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=scalars, threads=tile.split.threads,
-    )  # fmt: skip
-    return Lowered((call,))
+    block = {"block": form.inputs[1].shape[2]}
+    return alone(kernel, form, tile.parts, tile.ring, tile.split.threads, caps, block)
 
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:

@@ -7,8 +7,6 @@ those to the cache that lie among its keys, of which it alone copies tiles.
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from centella import lang
@@ -38,74 +36,54 @@ class RopeRing(Struct, frozen=True):
         return self.ring.split
 
 
-def _walked(
-    tiles: Tiles, masks: dict[str, Any], *, early: bool, rows: int, tokens: int,
-    scoring: Scoring, turn: Turn, x: Any, norms: Any, keys: Any, values: Any, table: Any,
-) -> RingWarp:  # fmt: skip
-    """What a warp has of its group's part of the keys, the step's among them."""
-    work, dim = tiles.work, tiles.dim
-    start = lang.workgroup_uniform(masks["starts"][work.b])
-    step = StepRows(work, dim, rows, tokens, turn, norms, table)
-    if early:
-        lang.ptx.launch_dependents()
-        lang.ptx.await_launches()
-    step.fill(x, keys, values, lambda position: (position >= work.begin) & (position < work.end))
-    lang.barrier()
-    warp = RingWarp(work, dim, keys.dtype, tiles)
-    warp.load_queries(step.word)
-    past = lang.bitcast(lang.maximum(start, 0), u32)
-    past = lang.minimum(work.end, past)  # where what the cache has so far ends
-    first = lang.bitcast(start, u32)
-    fresh = Fresh(step.keys(first), step.values(first))
-    warp.walk(past, product_scale(scoring, LOG2E), fresh)
-    return warp
-
-
 def _rope_ring(
-    *, tile: RopeRing, splits: int, dim: int, rows: int, tokens: int, scoring: Scoring,
-    layout: tuple[tuple[str, bool], ...], x: Argument, cos: Argument, sin: Argument,
-    starts: Argument, y: Argument, keys: Argument, values: Argument, norms: Argument | None = None,
-    blocks: bool,
+    *, tile: RopeRing, dim: int, rows: int, tokens: int, scoring: Scoring,
+    layout: tuple[tuple[str, bool], ...], blocks: bool, x: Argument, cos: Argument, sin: Argument,
+    starts: Argument, keys: Argument, values: Argument, norms: Argument | None = None,
+    splits: int = 0, y: Argument | None = None, partial: Argument | None = None,
 ) -> None:  # fmt: skip
-    """The groups of a head are a cluster."""
+    """The groups of a head are a cluster that writes y, or each leaves what it has in `partial`.
+
+    Args:
+        splits: groups of the cluster.
+    """
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.split.together)
-    sums = Sums(splits, rows, dim)  # behind the first tiles the cluster's meeting took longer
+    # Behind the first tiles the cluster's meeting took longer.
+    sums = None if y is None else Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
     work = Work(masks, scoring, rows)
-    tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
-    warp = _walked(
-        tiles, masks, early=tile.early, rows=rows, tokens=tokens, scoring=scoring,
-        turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
-        table=table,
-    )  # fmt: skip
-    sums.gather(warp, tile.split)
-    sums.write(work, masks, tile.split, y)
 
+    def walked() -> RingWarp:
+        tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
+        start = lang.workgroup_uniform(masks["starts"][work.b])
+        step = StepRows(work, dim, rows, tokens, Turn(cos, sin, **dict(layout)), norms, table)
+        if tile.early:
+            lang.ptx.launch_dependents()
+            lang.ptx.await_launches()
+        step.fill(x, keys, values, lambda at: (at >= work.begin) & (at < work.end))
+        lang.barrier()
+        warp = RingWarp(work, dim, keys.dtype, tiles)
+        warp.load_queries(step.word)
+        past = lang.bitcast(lang.maximum(start, 0), u32)
+        past = lang.minimum(work.end, past)  # where what the cache has so far ends
+        first = lang.bitcast(start, u32)
+        fresh = Fresh(step.keys(first), step.values(first))
+        warp.walk(past, product_scale(scoring, LOG2E), fresh)
+        return warp
 
-def _rope_ring_split(
-    *, tile: RopeRing, dim: int, rows: int, tokens: int, scoring: Scoring,
-    layout: tuple[tuple[str, bool], ...], blocks: bool, x: Argument, cos: Argument, sin: Argument,
-    starts: Argument, keys: Argument, values: Argument, partial: Argument,
-    norms: Argument | None = None,
-) -> None:  # fmt: skip
-    """What groups have goes to memory, for a second launch."""
-    lang.ptx.resident(tile.split.together)
-    table, masks = masks_of(starts, blocks)
-    work = Work(masks, scoring, rows)
+    if y is not None and sums is not None:
+        sums.gather(walked(), tile.split)
+        sums.write(work, masks, tile.split, y)
+        return
     with lang.if_(work.begin >= work.end):  # a group without keys
         if tile.early:
             lang.ptx.await_launches()
     with lang.else_():
-        tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
-        warp = _walked(
-            tiles, masks, early=tile.early, rows=rows, tokens=tokens, scoring=scoring,
-            turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys, values=values,
-            table=table,
-        )  # fmt: skip
-        leave(warp, work, tile.split, rows, partial)
+        assert partial is not None, "groups leave what they have, or add it up"
+        leave(walked(), work, tile.split, rows, partial)
 
 
 kernel: Kernel = Kernel(_rope_ring, workgroup=128, name="rope_ring")
-split_kernel: Kernel = Kernel(_rope_ring_split, workgroup=128, name="rope_ring_split")
+split_kernel: Kernel = Kernel(_rope_ring, workgroup=128, name="rope_ring_split")

@@ -15,6 +15,7 @@ Of bf16 weights are the sum of two numbers, as in `mma`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import reduce
 from itertools import chain
@@ -54,7 +55,7 @@ class SplitTile(Struct, frozen=True):
         return self.warps * KEYS
 
 
-class WarpSums:
+class WarpSums(ABC):
     """Scores and weights of a warp's sixteen keys, and its sums over all keys so far.
 
     Args:
@@ -153,9 +154,9 @@ class WarpSums:
                 sums[register] = sums[register] * factors[register % 2]
         return counted
 
+    @abstractmethod
     def leave(self, memory: Any, line: Any, size: int, e: int) -> None:
         """Write the sums of query 2 c + e: of a part from `line` on, each part `size` further."""
-        raise NotImplementedError
 
     def add_up(
         self, tile: SplitTile, rows: int, put_stats: Callable[[Any, Any, Any, Any], None],
