@@ -227,7 +227,7 @@ def normed_linear() -> Row:
         In((38,), "normal", "f32"),
     )
     whole = (In((5, 136)), In((38, 136)), *behind, In((5, 38)))
-    every = {"extras": ("norm", "shift", "bias", "residual"), "activation": "gelu"}
+    every = {"extras": ("norm", "shift", "bias", "residual"), "activation": "gelu", "gate": ""}
     cases.append(Case(whole, {**layer, **every}))
     for m, n, k in ((18, 30, 136), (61, 21, 520)):
         gated = (In((m, k), "positive"), In((2 * n, k), "positive"))
