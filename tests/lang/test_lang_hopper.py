@@ -428,6 +428,10 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
             ptx.TensorMap(x, ptx.SharedTile(bf16, (64, 64)), (n, n), (pitch,))
         elif which == "rows":
             ptx.TensorMap(x, ptx.SharedTile(f16, (264, 64)), (n, n), (pitch,))
+        elif which in ("end", "eights"):
+            half = ptx.TensorMap(x, shared_tile, (n, n), (pitch,), rows=32)
+            row = shared_tile.rows - 24 if which == "end" else 4
+            ptx.tma_load(half, (0, 0), 0, ptx.Barriers(1), 0, row=row)
         else:
             tensor_map = ptx.TensorMap(x, shared_tile, (n, n), (pitch,))
             if which == "coordinates":
@@ -440,6 +444,8 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
         "number": "u32 launch parameters", "strides": "a stride less", "mode": "no Out argument",
         "dtype": "an argument of rank 1 and bf16", "rows": "at most 256 rows",
         "coordinates": "as many coordinates", "store": "cannot be written",
+        "end": "a box of 32 rows ends within a stage of 64, got row 40",
+        "eights": "a swizzle repeats after 8 rows, got 4",
     }  # fmt: skip
     tensors = {"x": empty((64,), f16), "s": empty((64,), f16), "y": empty((128,), f32)}
     for which, text in texts.items():

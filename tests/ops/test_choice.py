@@ -351,13 +351,19 @@ def test_registers_are_asked_for_where_loads_shall_not_wait() -> None:
 def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:
     """The last round of tiles is as full as it can be; few tiles are narrow ones."""
     sizes = {
-        (4096, 4096, 4096): 128, (65536, 1536, 384): 128, (1500, 5120, 1280): 160,
-        (1500, 1280, 5120): 128, (512, 2560, 9728): 80, (2048, 2560, 9728): 160,
-        (128, 4096, 4096): 64, (2048, 384, 1536): 64,
+        (4096, 4096, 4096): (128, 0), (65536, 1536, 384): (128, 0), (1500, 5120, 1280): (160, 0),
+        (1500, 1280, 5120): (128, 0), (512, 2560, 9728): (80, 0), (2048, 2560, 9728): (160, 0),
+        (128, 4096, 4096): (64, 0), (2048, 384, 1536): (64, 0), (1500, 3840, 1280): (128, 96),
+        (12000, 1280, 5120): (160, 0), (8192, 8192, 8192): (128, 96),
     }  # fmt: skip
-    for size, columns in sizes.items():
+    for size, (columns, last) in sizes.items():
         tile = wgmma_tile_of(problem(*size), (f16, f16), HOPPER)
-        assert tile is not None and tile.bn == columns, size
+        assert tile is not None and (tile.bn, tile.last) == (columns, last), size
+    gated = wgmma_tile_of(problem(512, 9728, 2560), (f16, f16), HOPPER, gated=True)
+    assert gated is not None and (gated.bn, gated.last) == (160, 128)
+    batches = replace(problem(1500, 3840, 1280), batch=3, sa=1500 * 1280, sy=1500 * 3840)
+    several = wgmma_tile_of(batches, (f16, f16), HOPPER)
+    assert several is not None and not several.last
     across = replace(problem(2048, 2560, 9728), b_along_k=False)
     tile = wgmma_tile_of(across, (f16, f16), HOPPER)
     assert tile is not None and tile.bn in (64, 128)  # rows of the ring are whole panels

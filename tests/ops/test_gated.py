@@ -148,6 +148,18 @@ def test_groups_take_what_there_is(resident: int, variant: str) -> None:
     lowered(300, 60, 100, variant=variant).check(resident=resident)
 
 
+@pytest.mark.parametrize("resident", [1, 2, 5])
+def test_the_last_columns_have_narrower_tiles(
+    resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tile = WgmmaTile(64, 64, 32, 3, turns=True, staged=16, gated=True, last=32)
+    monkeypatch.setattr(wgmma, "GATED_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, 2, 3))
+    gated = lowered(130, 108, 136, bf16, bias=True)
+    assert gated.call.groups == 15
+    gated.check(resident=resident)
+
+
 @pytest.mark.parametrize(
     ("rows", "gate", "extras", "dtype", "taken"),
     [

@@ -19,7 +19,8 @@ from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.lang.ir import BARRIERS, HOPPER
 from centella.ops.matmul import wgmma
-from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
+from centella.ops.matmul.problem import Problem
+from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile, widths_of
 from centella.runtime.plans import Plans
 from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
@@ -31,10 +32,12 @@ from tests.support.mutations import mutations
 
 Array = np.ndarray[Any, Any]
 SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)
+NARROWER = WgmmaTile(64, 64, 32, 3, turns=True, staged=32, last=32)
 # What the shipped tiles have not: consumers that share a tile, stores from registers.
 TILES = (
     *WGMMA_TILES,
     SMALL,
+    NARROWER,
     WgmmaTile(64, 64, 32, 2),
     WgmmaTile(128, 64, 64, 2, staged=64),
 )
@@ -42,7 +45,7 @@ WIDE = WgmmaTile(128, 256, 64, 4, staged=128)  # which the sweep on a card tries
 
 
 def name(tile: WgmmaTile) -> str:
-    return f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}"
+    return f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}x{tile.last}"
 
 
 @pytest.fixture
@@ -74,8 +77,8 @@ def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyP
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
     monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
     m, n, k = tile.bm + 3, tile.bn + 5, tile.bk * (tile.stages + 1) + 8
-    layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN") if tile.takes(True, False) else ("NT",)
-    for layout in layouts:
+    layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN")
+    for layout in (x for x in layouts if tile.takes(x[0] == "N", x[1] == "T")):
         launch, ir = lowered(m, n, k, layout=layout)
         assert dict(launch.call.constants)["tile"] == tile and ir.workgroup == tile.threads
         got, wanted = ran(launch, ir)
@@ -98,6 +101,46 @@ def test_groups_take_what_there_is(resident: int, small: None) -> None:
     assert launch.call.groups == 5
     got, wanted = ran(launch, ir, resident=resident)
     np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("resident", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("n", "across"), [(148, (1, 3)), (84, (0, 3)), (212, (2, 3)), (180, (2, 2))], ids=str
+)
+def test_the_last_columns_have_narrower_tiles(
+    n: int, across: tuple[int, int], resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many groups take them in turn, wide or narrow ones first."""
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {NARROWER: 64})
+    monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, *across))
+    launch, ir = lowered(130, n, 136, epilogue=n == 148, activation="")
+    assert launch.call.groups == 3 * sum(across)
+    if n == 148:
+        y = launch.call.tensors[-1].spec
+        specs = (launch.a, launch.b, make_spec((n,), f16, 16), y)
+        values = [np.random.default_rng(3).standard_normal(s.shape) for s in specs]
+        words = [laid_out(v, s, BEYOND) for v, s in zip(values, specs, strict=True)]
+        words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
+        simulate(ir, words, parameters(launch.call, ir), launch.call.groups, resident=resident)
+        a, b, bias, residual = (rounded(v, f16) for v in values)
+        got, wanted = result(launch.call, words), a @ b.T * 0.5 + bias + residual
+    else:
+        got, wanted = ran(launch, ir, resident=resident)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+
+
+def test_widths_make_the_busiest_multiprocessor_least_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a count of every tile says; where widths cost alike, tiles are as many as rounds hold."""
+    monkeypatch.setattr(wgmma, "MULTIPROCESSORS", 7)
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {NARROWER: 64})
+    for m, n in itertools.product((60, 200, 449), (20, 64, 333, 900)):
+        problem = Problem(1, m, n, 64, 64, 64, n, 0, 0, 0, a_along_k=True, b_along_k=True)
+        costs = {}
+        for wide in range(n // 64 + 1):
+            rest = -(-(n - 64 * wide) // 32)
+            tiles = [64] * (-(-m // 64) * wide) + [32] * (-(-m // 64) * rest)
+            costs[wide] = max(sum(tiles[place::7]) for place in range(7)), wide, rest
+        assert widths_of(NARROWER, problem) == min(costs.values())
 
 
 @pytest.mark.parametrize(("activation", "tile"), [("", SMALL), ("gelu", SMALL)], ids=str)
@@ -140,9 +183,13 @@ def test_nothing_is_written_outside(small: None) -> None:
     assert (words[-1].view(np.uint16)[65 * spec.strides[0] :] == 0x7FC0).all()
 
 
-def test_every_wait_and_fence_is_needed(small: None) -> None:
+@pytest.mark.parametrize("tile", [SMALL, NARROWER], ids=name)
+def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
-    launch, ir = lowered(300, 60, 136)
+    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
+    if tile.last:
+        monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, 1, 1))
+    launch, ir = lowered(300, 90 if tile.last else 60, 136)
     seen: set[str] = set()
     for what, broken in mutations(ir):
         kind = what.split()[0] if what[:2] != "no" else what.split()[1]

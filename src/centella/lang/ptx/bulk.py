@@ -185,6 +185,7 @@ class TensorMap:
         self.argument: Argument = argument
         self.tile: SharedTile = tile
         self.dimensions: int = len(extents)
+        self.rows: int = down
         box = (tile.panel // tile.dtype.itemsize, down, *(1,) * (len(extents) - 2))
         offset = t.param((argument.name, "offset"), "u32")
         places = [_parameter(t, e) for e in (offset, *extents, *strides)]
@@ -225,6 +226,7 @@ def tma_load(
     barriers: Barriers,
     b: Value,
     mask: Value | None = None,
+    row: int = 0,
 ) -> None:
     """Start to copy a box to a stage of the map's tile; by one thread.
 
@@ -240,10 +242,12 @@ def tma_load(
             counts at its own barrier of that number, which each group itself expects it at. L2 is
             read once for all of them. Whoever asks knows that all have initialised that barrier
             (a cluster barrier), and are done with that stage (`arrive` with a rank).
+        row: of the stage that the box begins at, a multiple of 8.
 
     Raises:
         TraceError: for an Out argument, or another number of coordinates; for a mask in a kernel
-            without clusters, or with ranks that its cluster has not, or with none.
+            without clusters, or with ranks that its cluster has not, or with none; for a box that
+            ends past the rows of a stage, or begins within eight of them.
     """
     t = current()
     if mask is not None:
@@ -251,7 +255,12 @@ def tma_load(
     if source.argument.mode == "out":
         raise TraceError(f"tma_load reads no Out argument, got {source.argument.name!r}")
     _, which = barriers._index(b)
+    if not 0 <= row <= source.tile.rows - source.rows:
+        raise TraceError(
+            f"a box of {source.rows} rows ends within a stage of {source.tile.rows}, got row {row}"
+        )
     for first, where in _panels(t, source, at, stage):
+        first = first + source.tile.down(row) if row else first
         attr = (source.tile.memory.position, barriers.memory.position, source.position)
         if mask is None:
             t.effect("tma_load", "", (first, which, *where), attr)

@@ -68,15 +68,18 @@ def launch(
 
 def tiles_launch(
     kernel: Kernel, product: Product, size: tuple[int, int], threads: int, constants: Constants,
-    more: Scalars = (),
+    more: Scalars = (), across: tuple[int, int] | None = None,
 ) -> Call:  # fmt: skip
     """A group for each tile of C.
 
     Args:
         size: rows and columns of a tile.
+        across: how many tiles of that size lie beside each other, and how many narrower ones behind
+            them; None: all have that size.
     """
     problem = product.problem
-    tiles_m, tiles_n = -(-problem.m // size[0]), -(-problem.n // size[1])
+    tiles_m = -(-problem.m // size[0])
+    tiles_n, narrower = across or (-(-problem.n // size[1]), 0)
     scalars: Scalars = (
         ("m", problem.m), ("n", problem.n), ("k", problem.k), ("lda", problem.lda),
         ("ldb", problem.ldb), ("ldy", problem.ldy), ("sa", problem.sa), ("sb", problem.sb),
@@ -84,7 +87,7 @@ def tiles_launch(
         ("alpha", product.alpha), ("ldr", product.residual_pitch), *more,
     )  # fmt: skip
     names = ("a", "b", *product.names)
-    groups = tiles_m * tiles_n * problem.batch
+    groups = tiles_m * (tiles_n + narrower) * problem.batch
     return launch(kernel, product, names, scalars, constants, groups, threads)
 
 

@@ -12,14 +12,20 @@ need; products of other operands are those of `mma`.
 
 With a gate the columns of a tile come from both halves of B, as two boxes beside each other, so
 that a thread has the sums of a gate and of what it multiplies, and half as many results leave.
+
+Tiles of one width seldom are as many as the multiprocessors, or twice, or three times as many, and
+those without one in the last round wait for the others. So the last columns of C may have narrower
+tiles, of the width and the number that make the longest round shortest.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import DType, f32, u32
@@ -31,7 +37,7 @@ from centella.op.variant import Variant
 from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.matmul.mma import MMA, preferred, takes
 from centella.ops.matmul.problem import Problem, aligned
-from centella.ops.matmul.product import Constants, Product, tiles_launch
+from centella.ops.matmul.product import Constants, Product, Scalars, tiles_launch
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
 from centella.ops.matmul.tiled import tile_place
 from centella.ops.ring import Ring
@@ -42,6 +48,7 @@ REGISTERS = {1: (24, 240), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by
 
 
 SIZES = ("m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")
+LAST = ("wide", "tiles_last")  # tiles of the first width; across the last columns
 
 
 class WgmmaTile(Struct, frozen=True):
@@ -52,6 +59,7 @@ class WgmmaTile(Struct, frozen=True):
             else each takes 64 rows of every tile.
         staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
         gated: half of the bn columns are gates of the others; `staged` are of the results.
+        last: columns of the tiles of C's last columns, fewer than bn; 0: all have bn.
     """
 
     bm: int
@@ -61,6 +69,12 @@ class WgmmaTile(Struct, frozen=True):
     turns: bool = False
     staged: int = 0
     gated: bool = False
+    last: int = 0
+
+    @property
+    def widths(self) -> tuple[WgmmaTile, ...]:
+        """The tile of the first columns, and that of the last ones where it is another."""
+        return (self, replace(self, bn=self.last, last=0)) if self.last else (self,)
 
     @property
     def across(self) -> int:
@@ -84,7 +98,8 @@ class WgmmaTile(Struct, frozen=True):
 
     def takes(self, a_along_k: bool, b_along_k: bool) -> bool:
         """Whether operands may lie so: across k, rows of the ring are whole panels."""
-        return (a_along_k or self.bm % M == 0) and (b_along_k or self.bn % M == 0)
+        whole = self.bn % M == 0 and not self.last
+        return (a_along_k or self.bm % M == 0) and (b_along_k or whole)
 
     @property
     def stage_bytes(self) -> int:
@@ -103,26 +118,30 @@ class WgmmaTile(Struct, frozen=True):
         return self.stages * (self.stage_bytes + 16) + 16 + staged
 
 
-# What a tile takes, measured, in columns of the first; the first of the cheapest is chosen.
+# What a wide tile takes, measured, in columns of some; the first of the cheapest is chosen.
 WGMMA_TILES = {
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128): 128,
+    WgmmaTile(128, 128, 64, 6, turns=True, staged=32): 126,
     WgmmaTile(128, 96, 64, 7, turns=True, staged=32): 98,
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 162,
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 154,
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
     WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
+    WgmmaTile(128, 128, 64, 6, turns=True, staged=32, last=96): 127,
 }
 GATED_TILES = {
     WgmmaTile(128, 128, 64, 5, turns=True, staged=64, gated=True): 128,
     WgmmaTile(128, 96, 64, 7, turns=True, staged=16, gated=True): 98,
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True): 162,
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True): 161,
     WgmmaTile(128, 64, 64, 7, turns=True, staged=32, gated=True): 80,
+    WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True, last=128): 162,
 }
+LAST_COSTS = {96: 106, 128: 128}  # of a narrower one
 
 
 class OperandRing:
-    """One operand's ring of tiles, the map that fills it, and where products find their factor.
+    """One operand's ring of tiles, the maps that fill it, and where products find their factor.
 
-    Of B with a gate a tile is two boxes, one below the other.
+    Of B with a gate a tile is two boxes, one below the other. Narrower tiles have boxes of fewer
+    rows.
     """
 
     def __init__(
@@ -132,32 +151,34 @@ class OperandRing:
         # From box to box, in memory.
         self.apart: Expr | None = p["n"] if tile.gated and name == "b" else None
         self.boxes: int = 1 if self.apart is None else 2
-        shape = (rows // self.boxes, tile.bk) if along_k else (tile.bk, rows)
-        self.ring: Any = lang.ptx.SharedTile(source.dtype, (self.boxes * tile.stages, *shape))
+        shape = (rows, tile.bk) if along_k else (tile.bk, rows)
+        self.ring: Any = lang.ptx.SharedTile(source.dtype, (tile.stages, *shape))
         across = p["m" if name == "a" else "n"]
         if self.apart is not None:
             across = lang.parameter("both", u32)
         self.batches: Any = lang.parameter(f"batches_{name}", u32)
         extents = (p["k"], across, self.batches) if along_k else (across, p["k"], self.batches)
         pitches = p[f"ld{name}"], p[f"s{name}"]
-        self.map: Any = lang.ptx.TensorMap(source, self.ring, extents, pitches)
+        narrower = [t.bn for t in tile.widths[1:]] if name == "b" else []
+        boxes = [n // self.boxes for n in (rows, *narrower)] if along_k else [None]
+        self.maps: list[Any] = [
+            lang.ptx.TensorMap(source, self.ring, extents, pitches, box) for box in boxes
+        ]
 
-    def load(self, row: Any, k: Any, batch: Operand, stage: Any, full: Any) -> None:
-        """Have the tile from a row and a k on copied to a stage."""
+    def load(
+        self, row: Any, k: Any, batch: Operand, stage: Any, full: Any, width: int = 0
+    ) -> None:  # fmt: skip
+        """Have the tile from a row and a k on copied to a stage; `width`: the number of its map."""
+        source = self.maps[width]
         for box in range(self.boxes):
             at = (k, row) if self.along_k else (row, k)
             corner = (*at, lang.minimum(batch, self.batches - 1))
-            lang.ptx.tma_load(self.map, corner, self._box(stage) + box, full, stage)
+            lang.ptx.tma_load(source, corner, stage, full, stage, row=box * source.rows)
             row = row if self.apart is None else row + self.apart
-
-    def _box(self, stage: Any) -> Any:
-        """The first box of a stage."""
-        return stage if self.boxes == 1 else stage * self.boxes
 
     def start(self, row: Any, k: int, stage: Any) -> Any:
         """Where a factor begins: a row, a k."""
-        first = self._box(stage)
-        return self.ring.start(row, k, first) if self.along_k else self.ring.start(k, row, first)
+        return self.ring.start(row, k, stage) if self.along_k else self.ring.start(k, row, stage)
 
 
 class _Shared:
@@ -165,7 +186,8 @@ class _Shared:
 
     def __init__(self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool) -> None:
         self.tile = tile
-        self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in SIZES}
+        names = (*SIZES, *LAST) if tile.last else SIZES
+        self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
         self.left = OperandRing(a, "a", tile.bm, tile, a_along_k, self.p)
         self.right = OperandRing(b, "b", tile.bn, tile, b_along_k, self.p)
         self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
@@ -180,15 +202,22 @@ class _Shared:
             lang.ptx.init_fence()
         lang.barrier()
 
-    def tile_at(self, number: Any) -> tuple[Expr, Expr, Expr]:
-        """Batch, first row and first column of this group's tile."""
-        return tile_place(self.p, number, self.tile.bm, self.tile.across)
+    def tiles(self, first: Any, every: Any, width: int) -> Iterator[tuple[Expr, Expr, Expr]]:
+        """Batch, first row and first column of the tiles of a width, of every so many from one on.
 
-    def load(self, at: tuple[Expr, Expr, Expr], step: Operand, stage: Any) -> None:
-        """Have both operands copied."""
-        k, (batch, row, column) = step * self.tile.bk, at
-        self.left.load(row, k, batch, stage, self.full)
-        self.right.load(column, k, batch, stage, self.full)
+        Tiles of all widths are numbered through, the wide ones first.
+        """
+        tile, p = self.tile.widths[width], self.p
+        wide = p["wide"] if self.tile.last else lang.num_groups()
+        if width == 0:
+            for number in lang.range(first, wide, every):
+                yield tile_place(p, number, tile.bm, tile.across)
+            return
+        before = (lang.maximum(wide, first) - first + (every - 1)) // every
+        begin, sizes = p["tiles_n"] * self.tile.across, {**p, "tiles_n": p["tiles_last"]}
+        for number in lang.range(first + before * every, lang.num_groups(), every):
+            batch, row, column = tile_place(sizes, number - wide, tile.bm, tile.across)
+            yield batch, row, column + begin
 
 
 def _wgmma(
@@ -207,14 +236,15 @@ def _wgmma(
 def _produce(shared: _Shared) -> None:
     """Have the tiles of all steps copied, one after the other, as stages become free."""
     tile, ring = shared.tile, Ring(shared.tile.stages)
-    for number in lang.range(lang.group_id(), lang.num_groups(), lang.ptx.grid()):
-        at = shared.tile_at(number)
-        for step in lang.range(shared.steps):
-            stage = ring.stage.get()
-            shared.empty.wait(stage, ring.parity ^ 1)
-            shared.full.expect(stage, tile.stage_bytes)
-            shared.load(at, step, stage)
-            ring.advance()
+    for width, own in enumerate(tile.widths):
+        for batch, row, column in shared.tiles(lang.group_id(), lang.ptx.grid(), width):
+            for step in lang.range(shared.steps):
+                stage, k = ring.stage.get(), step * tile.bk
+                shared.empty.wait(stage, ring.parity ^ 1)
+                shared.full.expect(stage, own.stage_bytes)
+                shared.left.load(row, k, batch, stage, shared.full)
+                shared.right.load(column, k, batch, stage, shared.full, width)
+                ring.advance()
 
 
 def _consume(
@@ -231,31 +261,31 @@ def _consume(
     if tile.turns:
         first, every, down = first + mine * every, every * 2, 0
         ring.move(mine * steps)
-    sums = [lang.ptx.Fragment(f32, (M, tile.bn)) for _ in range(tile.rows // M)]
     leader = lang.local_id() % WARPGROUP == 0
-    width = tile.staged or tile.across
-    for number in lang.range(first, lang.num_groups(), every):
-        batch, row, column = shared.tile_at(number)
-        if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
-            shared.order.wait(mine, turn)
-            turn.set(turn ^ 1)
-        last = multiply(shared, ring, sums, down, leader)
-        if tile.turns:
+    for width, own in enumerate(tile.widths):
+        sums = [lang.ptx.Fragment(f32, (M, own.bn)) for _ in range(tile.rows // M)]
+        together = tile.staged or own.across  # columns
+        for batch, row, column in shared.tiles(first, every, width):
+            if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
+                shared.order.wait(mine, turn)
+                turn.set(turn ^ 1)
+            last = multiply(shared, ring, sums, down, leader)
+            if tile.turns:
+                with lang.if_(leader):
+                    shared.order.arrive(1 - mine)
+                ring.move(steps)
+            parts = []
+            for first_column in range(0, own.across, together):
+                columns = range(first_column, first_column + together, 8)
+                at = (batch, row + down, column)
+                gated = tile.gated
+                parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words, gated))
+            stored.begin(parts)
+            lang.ptx.wgmma_wait(0)
             with lang.if_(leader):
-                shared.order.arrive(1 - mine)
-            ring.move(steps)
-        parts = []
-        for first_column in range(0, tile.across, width):
-            columns = range(first_column, first_column + width, 8)
-            at = (batch, row + down, column)
-            gated = tile.gated
-            parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words, gated))
-        stored.begin(parts)
-        lang.ptx.wgmma_wait(0)
-        with lang.if_(leader):
-            shared.empty.arrive(last)
-        for part in parts:
-            stored.take(part, mine, leader)
+                shared.empty.arrive(last)
+            for part in parts:
+                stored.take(part, mine, leader)
     stored.close(leader)
 
 
@@ -299,17 +329,50 @@ def wgmma_tile_of(
     """
     if not takes(dtypes) or not caps.warpgroups:
         return None
-    fitting = {
-        tile: cost for tile, cost in (GATED_TILES if gated else WGMMA_TILES).items()
+    fitting = [
+        tile for tile in (GATED_TILES if gated else WGMMA_TILES)
         if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
         and tile.takes(problem.a_along_k, problem.b_along_k)
-    }  # fmt: skip
+        and not (tile.last and problem.batch > 1)
+    ]  # fmt: skip
 
-    def cost_of(tile: WgmmaTile) -> int:
-        tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.across) * problem.batch
-        return -(-tiles // MULTIPROCESSORS) * fitting[tile]
+    return min(fitting, key=lambda tile: widths_of(tile, problem)[0], default=None)
 
-    return min(fitting, key=cost_of, default=None)
+
+def widths_of(tile: WgmmaTile, problem: Problem) -> tuple[int, int, int]:
+    """What all tiles take on the busiest multiprocessor, and across C how many wide and narrower.
+
+    What they take is measured for tiles of the tables, else as for their columns.
+    """
+    down = -(-problem.m // tile.bm) * problem.batch
+    cost = (GATED_TILES if tile.gated else WGMMA_TILES).get(tile, tile.bn)
+    if not tile.last:
+        across = -(-problem.n // tile.across)
+        return _longest(down * across, 0, cost, 0), across, 0
+    narrower = tile.widths[1].across
+    least = LAST_COSTS.get(tile.last, tile.last)
+
+    def parted(wide: int) -> tuple[int, int, int]:
+        rest = -(-(problem.n - wide * tile.across) // narrower)
+        return _longest(down * wide, down * rest, cost, least), wide, rest
+
+    return min(parted(wide) for wide in range(problem.n // tile.across + 1))
+
+
+def _longest(wide: int, narrower: int, cost: int, least: int) -> int:
+    """What the busiest of all multiprocessors has, which take tiles in turn, the wide ones first.
+
+    Args:
+        wide, narrower: numbers of tiles; cost, least: of either.
+    """
+    turns, more = divmod(wide, MULTIPROCESSORS)
+    all_turns, of_all = divmod(wide + narrower, MULTIPROCESSORS)
+
+    def cost_at(place: int) -> int:
+        own = turns + (place < more)
+        return own * cost + (all_turns + (place < of_all) - own) * least
+
+    return max(cost_at(place) for place in {0, more, of_all})
 
 
 def _in_words(product: Product) -> tuple[str, ...]:
@@ -337,14 +400,19 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
         ("tile", tile),
         ("words", _in_words(product)),
     )
-    batches = (  # of what is repeated there is one
+    more: Scalars = (  # of what is repeated there is one
         ("batches", problem.batch),
         ("batches_a", problem.batch if problem.sa else 1),
         ("batches_b", problem.batch if problem.sb else 1),
     )
-    more = (*batches, ("both", 2 * problem.n)) if tile.gated else batches
+    if tile.gated:
+        more += (("both", 2 * problem.n),)
     size = (tile.bm, tile.across)
-    return Lowered((tiles_launch(wgmma, product, size, tile.threads, constants, more),))
+    _, wide, narrower = widths_of(tile, problem)
+    if tile.last:
+        more += ("wide", -(-problem.m // tile.bm) * wide), ("tiles_last", narrower)
+    threads, across = tile.threads, (wide, narrower)
+    return Lowered((tiles_launch(wgmma, product, size, threads, constants, more, across),))
 
 
 def _tile(product: Product, caps: Caps) -> WgmmaTile | None:
