@@ -12,7 +12,6 @@ table takes the place of s.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import Array, f32, narrow, u32, widen
-from centella.emit.program import HostProgram, Kernel, Ref
+from centella.emit.program import Call, Constants, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
@@ -32,34 +31,31 @@ from centella.ops.elements import offset_of
 from centella.ops.layout import flat
 from centella.ops.rope import Turn, check_tables, layout_of, table_entries
 from centella.ops.rope import reference as rotate
-from centella.ops.rows import fold, over_lanes, place_of, rows_call, strides_of, width_of
+from centella.ops.rope_heads import THREADS, PairTurn, Share, first_of, shared, write_heads
+from centella.ops.rows import place_of, rows_call, strides_of, width_of
 from centella.specs import Caps, Spec
 
 WORKGROUP = 256
-LANES = (2, 4, 8, 16, 32)  # of a warp that have a head together
 
 
 class Head:
     """A head of a token as `rope` reads it: its columns, normalised where there are weights.
 
     Args:
-        shared: the chunk of this thread, where the neighbours with which it can shuffle have the
-            other ones, and how many they are; else it reads the whole head for its norm.
         norm_chunk: weights of the norm are loaded by chunks.
     """
 
     def __init__(
         self, x: Any, place: Any, width: int, chunk: bool, norms: Any, which: Any,
-        shared: tuple[Expr, int] | None = None, norm_chunk: bool = False,
+        norm_chunk: bool = False,
     ) -> None:  # fmt: skip
         self._x, self._place, self._chunk = x, place, chunk
         self._norms, self._which, self._factor = norms, which, None
         self._norm_chunk = norm_chunk
         if norms is None:
             return
-        total = self._squares(width) if shared is None else self._squares_of(*shared)
         dim, eps = lang.parameter("dim", u32), lang.parameter("eps", f32)
-        self._factor = 1.0 / lang.sqrt(total / lang.cast(dim, f32) + eps)
+        self._factor = 1.0 / lang.sqrt(self._squares(width) / lang.cast(dim, f32) + eps)
 
     def _squares(self, width: int) -> Expr:
         dim = lang.parameter("dim", u32)
@@ -72,10 +68,6 @@ class Head:
         for other in squares[1:]:
             total = total + other
         return total  # type: ignore[no-any-return]  # traced
-
-    def _squares_of(self, column: Expr, lanes: int) -> Expr:
-        total = fold([v * v for v in self._x.load(self._place + column)], operator.add)
-        return over_lanes(total, lanes)  # type: ignore[no-any-return]  # traced
 
     def _read(self, column: Operand) -> list[Expr]:
         """A thread's elements from a column, as they are stored."""
@@ -109,39 +101,40 @@ class Head:
 
 def _run(
     *, x: Argument, cos: Argument, sin: Argument, starts: Argument, y: Argument, keys: Argument,
-    values: Argument, norms: Argument | None = None, lanes: int = 0, norm_chunk: bool = False,
-    **layout: bool,
+    values: Argument, norms: Argument | None = None, share: Share | None = None,
+    norm_chunk: bool = False, **layout: bool,
 ) -> None:  # fmt: skip
-    """A thread has a chunk (or word) of a head of a token; `lanes` of them shuffle for its norm."""
-    turn = Turn(cos, sin, **layout)
+    """A thread has two chunks of several heads, or a chunk (or word) of one."""
+    rest = x, starts, y, keys, values, norms, norm_chunk
+    if share is None:
+        _one_head(Turn(cos, sin, **layout), *rest)
+    else:
+        write_heads(share, PairTurn(cos, sin, **layout), *rest)
+
+
+def _one_head(
+    turn: Turn, x: Argument, starts: Argument, y: Argument, keys: Argument, values: Argument,
+    norms: Argument | None, norm_chunk: bool,
+) -> None:  # fmt: skip
+    """A thread has a chunk (or word) of a head of a token, and reads all of it for its norm."""
     width = width_of(y, turn.chunk)
     heads, kv_heads, tokens, dim, height, threads = (
         lang.parameter(n, u32) for n in ("heads", "kv_heads", "tokens", "dim", "height", "threads")
     )
-
-    def head_of(row: Expr) -> tuple[Expr, Expr, Expr, Expr, Expr]:
-        i, rest = row % tokens, row // tokens
-        head, b = rest % (heads + kv_heads * 2), rest // (heads + kv_heads * 2)
-        which = lang.select(head < heads, 0, lang.const(1, u32))
-        return i, head, b, offset_of([b, head, i], "x"), which
-
-    source: Head | None = None
-    if lanes:  # outside of what only some threads do, since they shuffle
-        row, column = place_of(width)
-        *_, place, which = head_of(lang.minimum(row, threads // lanes - 1))
-        source = Head(x, place, width, turn.chunk, norms, which, (column, lanes), norm_chunk)
     with lang.if_(lang.global_id() < threads):
         row, column = place_of(width)
-        i, head, b, place, which = head_of(row)
-        first = starts[b] if starts.rank == 1 else starts[b, 0]
-        position = lang.bitcast(first, u32) + i
+        i, rest = row % tokens, row // tokens
+        head, b = rest % (heads + kv_heads * 2), rest // (heads + kv_heads * 2)
+        place, which = (
+            offset_of([b, head, i], "x"),
+            lang.select(head < heads, 0, lang.const(1, u32)),
+        )
+        position = first_of(starts, b) + i
         every = [lang.minimum(column + e, dim - 1) for e in range(width)]
         every = [column, *every[1:]] if turn.chunk else every
         turns = head < heads + kv_heads
         with lang.if_(turns):
-            source = source or Head(
-                x, place, width, turn.chunk, norms, which, norm_chunk=norm_chunk
-            )
+            source = Head(x, place, width, turn.chunk, norms, which, norm_chunk)
             own = source.load(column) if turn.chunk else [source[c] for c in every]
             at, none = lang.minimum(position, height - 1), lang.const(0, u32)
             turned = turn.turned(source, none, own, turn.entries(at, every), every)
@@ -248,8 +241,9 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     y = form.outputs[2]
     batch, all_heads, tokens, dim = x.shape
     layout = layout_of(cos, sin, form.attrs.interleaved, y, keys, values, x)
+    kv_heads = (all_heads - y.shape[1]) // 2
     scalars: dict[str, int | float] = {
-        "heads": y.shape[1], "kv_heads": (all_heads - y.shape[1]) // 2, "tokens": tokens,
+        "heads": y.shape[1], "kv_heads": kv_heads, "tokens": tokens,
         "dim": dim, "rotary": 2 * cos.shape[1], "height": cos.shape[0], "eps": form.attrs.eps,
         **cache_scalars(keys, starts), **strides_of(x=x, y=y, kc=keys, vc=values),
     }  # fmt: skip
@@ -263,17 +257,20 @@ def lower(form: Form[RopeCacheAttrs], caps: Caps) -> Lowered:
     params = signature(reads, {"y": 1}, {"keys": 1, "values": 1})
     rows, width = batch * all_heads * tokens, width_of(y, layout["chunk"])
     across = whole_rows(keys, values, y)
-    items = across // width
-    shuffles = caps.shuffles and norms and layout["chunk"] and across == dim == items * width
-    by_chunk = layout["chunk"] and dim % width == 0  # else the last chunk ends in what pads x
-    by_chunk = by_chunk and all(s.aligned and width % s.dtype.per_chunk == 0 for s in norms)
-    constants = (
-        *layout.items(),
-        ("lanes", items if shuffles and items in LANES else 0),
-        ("norm_chunk", bool(norms) and by_chunk),
+    whole = layout["chunk"] and dim % width == 0  # else the last chunk ends in what pads x
+    by_chunk = whole and all(s.aligned and width % s.dtype.per_chunk == 0 for s in norms)
+    constants: Constants = (*layout.items(), ("norm_chunk", bool(norms) and by_chunk))
+    share = shared(y, kv_heads, width, bool(norms), caps) if whole and across == dim else None
+    if share is None:
+        call = rows_call(kernel, refs, rows, across, width, scalars, constants, params)
+        return Lowered((call,))
+    threads = rows // share.each * share.lanes
+    told = {"threads": threads, **scalars}
+    constants = (*constants, ("share", share))
+    groups = -(-threads // THREADS)
+    return Lowered(
+        (Call(kernel, refs, tuple(told.items()), constants, groups, THREADS, signature=params),)
     )
-    call = rows_call(kernel, refs, rows, across, width, scalars, constants, params)
-    return Lowered((call,))
 
 
 def axes_of(form: Form[Any]) -> Axes:
