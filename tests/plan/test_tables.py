@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import centella as ct
+from centella.dtypes import dtype_of, i32
+from centella.op.op import Form
+from centella.ops.fused import FUSED
+from centella.ops.steps import FusedAttrs, step_of
+from centella.specs import make_spec
 from centella.tensors import functional as f
+from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
+from tests.ops.test_skinny import HOPPER
 from tests.support.devices import WINDOWED
+from tests.support.launched import traced
 from tests.support.windowed import BINDING
 
 Array = np.ndarray[Any, Any]
@@ -301,6 +312,31 @@ def test_tables_and_results_above_a_binding(device: ct.Device, dtype: str) -> No
     assert "gather" in batch.explain() or device.name == "cpu"
     wanted = chosen(u, few, True) + v[0]
     np.testing.assert_allclose(batch.read(apart).astype(np.float32), wanted, near, near)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_rows_on_boundaries_are_read_in_chunks(dtype: str, tmp_path: Path) -> None:
+    """As a decoder's step and an encoder read them: no element of a table is loaded alone."""
+    kind = dtype_of(dtype)
+    ids, table, y = (make_spec(s, d, 16) for s, d in (
+        ((4, 7), i32), ((90, 384), kind), ((4, 7, 384), kind),
+    ))  # fmt: skip
+    vector = make_spec((384,), kind, 16)
+    rows = [step_of("embedding", (0, 1), dtype), step_of("gather", (2, 3), dtype, axis=0)]
+    added = [*rows, step_of("add", (4, 5), dtype)]
+    inputs = ids, table, table, ids
+    normed = [
+        *(s._replace(operands=tuple(k + (k > 3) for k in s.operands)) for s in added),
+        step_of("norm", (7, 4), dtype, kind="rms", eps=1e-5, vectors=("weight",)),
+    ]
+    for operands, steps in ((inputs, added), ((*inputs, vector), normed)):
+        form = Form(FUSED, operands, (y,), FusedAttrs(tuple(steps)))
+        (call,) = form.lower(HOPPER).calls
+        text = assemble_clean(traced(call), "sm_90a", tmp_path)
+        loads = Counter(re.findall(r"ld\.global\S*", text))
+        assert loads.pop("ld.global.nc.b32") == 2  # an id of each table
+        assert list(loads) == ["ld.global.nc.v4.b32"]
 
 
 @GPUS

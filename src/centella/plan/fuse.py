@@ -1,11 +1,10 @@
 """The fusion pass: element-wise nodes become one node, with at most one norm or reduction.
 
-Rows that ids choose from a table are read by the node that they are an operand of.
-
 A node joins those that read it when nothing else does and nobody keeps its result, so what Python
 names are alive decides what is fused and never what is computed. What comes before a norm or a
-reduction is computed where its rows are loaded, what comes after it where they are stored. Groups
-end at 64 nodes and where the device can bind no more operands or parameters.
+reduction is computed where its rows are loaded, what comes after it where they are stored.
+Rows that ids choose from a table are operands of what computes with them. Groups end at 64 nodes
+and where the device can bind no more operands or parameters.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ LONGEST = 64
 PARAMETERS = 56  # launch parameters that leave room for the number of groups
 STATEMENTS = 4000  # of a kernel, estimated: two thirds of what it may have
 FORMS = 4096  # of a device, with their weights, before they are forgotten
-
-LOOKUP = 4  # statements of a row's element: where it is, and whether it is there
+LOOKUP = 4  # statements for an element of a table: its place, and whether it is there
 
 BEFORE, AFTER = 0, 1
 
@@ -215,7 +213,7 @@ class _Group:
     """
 
     def __init__(self, graph: _Graph, last: int) -> None:
-        self._graph, self._nodes, self._last = graph, graph.nodes, last
+        self._graph, self._nodes = graph, graph.nodes
         self.sides: dict[int, int] = {last: AFTER}
         self.anchor: int | None = None
         self._out: Spec = self._nodes[last].form.outputs[0]
@@ -234,11 +232,11 @@ class _Group:
         while waiting and len(self.sides) < LONGEST:
             index = max(waiting)
             waiting.discard(index)
-            if self._graph.movable(index, self._last):
+            if self._graph.movable(index, last):
                 side = self._side(index)
-                looks_up = self._graph.looks_up(index)
-                if side is not None and self._take(index, side) and not looks_up:
-                    waiting |= _sources(self._nodes[index])
+                if side is None or not self._take(index, side) or self._graph.looks_up(index):
+                    continue
+                waiting |= _sources(self._nodes[index])
 
     def _side(self, index: int) -> int | None:
         """Where a node would stand; None where it cannot."""
