@@ -61,6 +61,31 @@ def test_whole_model_is_one_submission_without_copies(device: ct.Device, name: s
     )  # fmt: skip
 
 
+@pytest.mark.devices("simulator", "webgpu", "webgpu-minimum", "cuda")
+@pytest.mark.parametrize("name", ["tiny-bert", "encoders/roberta"])
+def test_embeddings_are_one_launch(device: ct.Device, name: str) -> None:
+    """Of padded texts and of texts that lie end to end; tables are read where they are added."""
+    embeddings = model_of(DATA / name, device).embeddings
+    ids = np.array([[5, 7, 9, 6], [8, 5, 4, 7]], np.int32)
+    at = np.tile(np.arange(4, dtype=np.int32), 2)[None]
+    zeros = np.zeros((1, 8), np.int32)
+    padded, flat, positions, types = (
+        ct.asarray(a, device=device) for a in (ids, ids.reshape(1, -1), at, zeros)
+    )
+    ct.fetch(padded, flat, positions, types).result()
+    results = []
+    for given, launches in (
+        ((padded,), 1),
+        ((flat, None, positions), 1),
+        ((flat, types, positions), 1 + (device.caps.max_storage_buffers == 8)),
+    ):
+        with ct.ledger() as led:
+            results.append(embeddings(*given).numpy().reshape(8, -1))
+        led.expect(launches=launches)
+    for packed in results[1:]:
+        np.testing.assert_array_equal(packed, results[0])
+
+
 def test_padding_does_not_matter(device: ct.Device) -> None:
     model, stored = model_of(DATA / "tiny-bert", device), activations_of("tiny-bert", 1)
     lengths = ct.asarray(lengths_of(stored), device=device)

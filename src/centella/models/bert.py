@@ -28,7 +28,7 @@ from centella.nn.attention import join_heads, split_heads
 from centella.runtime.device import Device
 from centella.tensors.arguments import check_tensors
 from centella.tensors.creation import asarray
-from centella.tensors.functional import attention, normed_linear, rope
+from centella.tensors.functional import attention, embedding, normed_linear, rope
 from centella.tensors.tensor import Tensor
 
 __all__ = ["BertConfig", "BertModel"]
@@ -89,7 +89,7 @@ class Embeddings(Module):
             if positions is None:
                 x = x + rows[first : first + ids.shape[1]]
             else:
-                x = x + self.position_embeddings(positions + first).astype(self.dtype)
+                x = x + embedding(positions, rows[first:]).astype(self.dtype)
         x = self.LayerNorm(x)
         return x if self.project is None else self.project(x)
 

@@ -42,13 +42,19 @@ class Number(NamedTuple):
     value: int | float
 
 
-def element_kernel(name: str, compute: Callable[..., Any], moves: bool = False) -> Kernel:
+def element_kernel(
+    name: str, compute: Callable[..., Any], moves: bool = False,
+    begin: Callable[..., Any] | None = None,
+) -> Kernel:  # fmt: skip
     """A kernel that gives each thread one chunk (or word) of the output.
 
     `compute(values, numbers, attrs)` maps the operands' elements, and the numbers that ride with
     the launch, to one output element. Constants: `rank` of the merged iteration space, `chunk` (16
     bytes a thread, else a word), `modes` of the operands ("chunk": 16-byte loads, "one": repeats
     along the row, "any": strided elements), `scalars` (the numbers' types) and `attrs`.
+
+    `begin(inputs, places, numbers, attrs)` gives the places in the operands at which the row is
+    read, the numbers, and the operands of which no elements are.
     """
 
     def run(
@@ -61,8 +67,13 @@ def element_kernel(name: str, compute: Callable[..., Any], moves: bool = False) 
             index = index_of(row, "n", rank - 1)
             places = [offset_of(index, f"s{k}.") for k in range(len(modes) + 1)]
             numbers = {n: number(n, t) for n, t in scalars}
+            unread: Any = ()
+            if begin is not None:
+                places, numbers, unread = begin(inputs, places, numbers, attrs)
             columns = [
-                load_elements(inputs[f"x{k}"], mode, places[k], column, width, k)
+                [None] * width
+                if k in unread
+                else load_elements(inputs[f"x{k}"], mode, places[k], column, width, k)
                 for k, mode in enumerate(modes)
             ]
             out = [compute([c[j] for c in columns], numbers, attrs) for j in range(width)]
@@ -127,10 +138,16 @@ def element_call(
     out: Spec,
     numbers: tuple[Number, ...] = (),
     attrs: Struct = NONE,
+    seen: tuple[Spec, ...] | None = None,
 ) -> Call:
-    """The launch of an element kernel: merged dimensions, widest access that fits."""
-    sizes, steps = _space(inputs, out)
-    modes = _modes(inputs, out, steps)
+    """The launch of an element kernel: merged dimensions, widest access that fits.
+
+    Args:
+        seen: the inputs as they broadcast, where they are others.
+    """
+    seen = inputs if seen is None else seen
+    sizes, steps = _space(seen, out)
+    modes = _modes(seen, out, steps)
     width = out.dtype.per_word if modes is None else out.dtype.per_chunk
     items = -(-sizes[-1] // width)
     threads = items * math.prod(sizes[:-1])
@@ -180,11 +197,9 @@ def _modes(
         return None
     modes: list[str] = []
     for spec, step in zip(inputs, steps[:-1], strict=True):
-        if spec.dtype.itemsize != item:
-            return None
         if step[-1] == 0:
             modes.append("one")
-        elif step[-1] == 1 and spec.aligned:
+        elif step[-1] == 1 and spec.aligned and spec.dtype.itemsize == item:
             modes.append("chunk")
         else:
             return None

@@ -1,9 +1,9 @@
 """fused: a chain of ops as one launch; intermediates stay in registers.
 
-Element-wise ops, and at most one norm or reduction among them, whose kernel then computes what it
-reads and goes on with what it makes. Each intermediate is rounded to its dtype as a store and a
-load would, so the result has the bits that the ops would give one by one. The planner makes this
-op; nobody records it.
+Element-wise ops, rows of tables, and at most one norm or reduction among them, whose kernel then
+computes what it reads and goes on with what it makes. Each intermediate is rounded to its dtype as
+a store and a load would, so the result has the bits that the ops would give one by one. The planner
+makes this op; nobody records it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from centella.host.call_list import Symbol
 from centella.op.axes import LETTERS, WHOLE, Axes, axes, spread
 from centella.op.op import Form, Lowered, Op, Out, broadcasting, get, named
 from centella.op.op import along_rows as by_rows
-from centella.ops import norm, reduce
+from centella.ops import norm, reduce, tables
 from centella.ops.elements import element_call, element_kernel
 from centella.ops.host import block_program, plain
 from centella.ops.layout import takes_rows
 from centella.ops.operands import SYMBOLS
 from centella.ops.steps import Chain, ChainStep, FusedAttrs, chain_of, computed
+from centella.ops.tables import LOOKUPS
 from centella.specs import Caps, Spec
 
 ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
@@ -37,11 +38,20 @@ ALONG_ROWS: dict[str, Callable[[Chain, Spec, Caps], Lowered]] = {
 def _compute(values: list[Any], numbers: dict[str, Any], attrs: FusedAttrs) -> Any:
     have = list(values)
     for index, step in enumerate(attrs.steps):
-        have.append(computed(step, index, [have[k] for k in step.operands], numbers))
+        have.append(computed(step, index, [have[k] for k in step.elements], numbers))
     return have[-1]
 
 
-kernel: Kernel = element_kernel("fused", _compute)
+def _begin(
+    inputs: dict[str, Any], places: list[Any], numbers: dict[str, Any], attrs: FusedAttrs
+) -> tuple[list[Any], dict[str, Any], set[int]]:
+    """Tables at the rows that ids choose, which are read there and as elements nowhere."""
+    found = [s for s in attrs.steps if s.name in LOOKUPS]
+    unread = {k for s in found for k in s.operands if k not in s.elements}
+    return *tables.chosen(attrs.steps, inputs, places, numbers), unread
+
+
+kernel: Kernel = element_kernel("fused", _compute, begin=_begin)
 
 
 def rule(specs: tuple[Spec, ...], attrs: FusedAttrs) -> tuple[Out, ...]:
@@ -108,22 +118,33 @@ def lower(form: Form[FusedAttrs], caps: Caps) -> Lowered:
                 raise LimitError(f"fused {op}: parts of {list(spec.shape)} are no rows")
         return ALONG_ROWS[op](chain, form.outputs[0], caps)
     attrs = FusedAttrs(chain.steps)
-    return Lowered((element_call(kernel, form.inputs, form.outputs[0], chain.numbers, attrs),))
+    call = element_call(kernel, form.inputs, form.outputs[0], chain.numbers, attrs, chain.seen)
+    return Lowered((call,))
 
 
 def axes_of(form: Form[FusedAttrs]) -> Axes:
-    """Elements; with a norm or a reduction, rows: of a reduction before and after it."""
+    """Elements; with a norm, a reduction or tables, rows: of a reduction before and after it."""
     op = along_rows(form.attrs.steps)
-    if op is None:
-        return broadcasting(form)
-    if op == "norm":
-        return by_rows(form)
-    chain = chain_of(form.inputs, form.attrs, 1)
-    before = chain.reads(*chain.steps[chain.at].operands)
-    rows = LETTERS[: len(form.outputs[0].shape)]
-    return axes(
-        [spread(s.shape, rows + WHOLE * (k in before)) for k, s in enumerate(form.inputs)], [rows]
-    )
+    found = [step for step in form.attrs.steps if step.name in LOOKUPS]
+    if not found and op != "reduce":
+        return broadcasting(form) if op is None else by_rows(form)
+    rows, before = LETTERS[: len(form.outputs[0].shape)], set(range(len(form.inputs)))
+    if op == "reduce":
+        chain = chain_of(form.inputs, form.attrs, 1)
+        before = chain.reads(*chain.steps[chain.at].operands)
+        result = rows
+    else:
+        rows = rows[:-1]
+        result = rows + WHOLE
+    read: dict[int, str] = {}
+    for step in found:
+        letters = rows + WHOLE * (step.operands[0] in before)
+        both = tables.dims(step.name, [form.inputs[k] for k in step.operands], letters)
+        read.update(zip(step.operands, both, strict=True))
+    for k, spec in enumerate(form.inputs):
+        if k not in read:
+            read[k] = spread(spec.shape, rows + WHOLE * (k in before))
+    return axes([read[k] for k in range(len(form.inputs))], [result])
 
 
 FUSED: Op[FusedAttrs] = Op(

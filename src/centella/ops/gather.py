@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from centella import lang
-from centella.dtypes import Array, bool_, i32, u32
+from centella.dtypes import Array, i32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.kernel_params import signature
@@ -31,6 +31,7 @@ from centella.ops.elements import index_of, numbered, offset_of
 from centella.ops.elementwise import plain_call
 from centella.ops.layout import flat, merge
 from centella.ops.rows import place_of, width_of
+from centella.ops.tables import missing
 from centella.specs import Caps, Shape, Spec, make_spec
 
 WORKGROUP = 256
@@ -57,7 +58,7 @@ def _pick(
             targets *= width
         places = [at["x"] + place for place, _ in targets]
         values = _elements(x, "x", places, lanes, chunk)
-        rest = [False if y.dtype is bool_ else math.nan if y.dtype.is_float else 0] * width
+        rest = [missing(y.dtype)] * width
         if keep:
             rest = _elements(y, "y", [at["y"]] * width, lanes, chunk)
         elif base:

@@ -37,6 +37,7 @@ from centella.ops.steps import (
     starts_of,
     traced_numbers,
 )
+from centella.ops.tables import chosen
 from centella.specs import Caps, Spec
 
 
@@ -54,7 +55,7 @@ def _normalise(
     numbers = traced_numbers(types)
     columns = lang.parameter("columns", u32)
     row = Row(team, width, columns, lang.parameter("rows", u32))
-    starts = starts_of(row.number, rank, count + 1)
+    starts, numbers = chosen(steps, inputs, starts_of(row.number, rank, count + 1), numbers)
     x, *vectors = step.operands
 
     def elements(item: Item) -> Elements:
@@ -166,7 +167,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     x, result = chain.sources[0], chain.row_result
     chunk, width = _item(chain.sources, result)
     inputs = chain.inputs
-    space = row_space(x.shape, inputs, (True,) * len(inputs), width, out)
+    space = row_space(x.shape, chain.seen, (True,) * len(inputs), width, out)
     rows, columns = rows_of(x).shape
     team = team_of(columns, width, caps)
     call = Call(

@@ -30,6 +30,7 @@ from centella.ops.elements import load_elements
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.rows import WALKERS, Item, Row, Team, Values, chunked, load, team_of
 from centella.ops.steps import Chain, Elements, row_space, single, starts_of, traced_numbers
+from centella.ops.tables import chosen
 from centella.specs import Caps, Spec, make_spec
 
 SPLIT = 16384
@@ -76,15 +77,15 @@ def _reduce(
     rows, results = [], []
     for lane in range(words):
         row = outer * across + lang.minimum(inner + lane, across - 1)
-        starts = starts_of(row, rank, count)
-        rows.append(starts)
+        starts, here = chosen(steps, inputs, starts_of(row, rank, count), numbers)
+        rows.append((starts, here))
 
-        def terms(item: Item, row: Any = row, starts: Any = starts) -> Values:
+        def terms(item: Item, row: Any = row, starts: Any = starts, here: Any = here) -> Values:
             column = first + item.column
             if partial is not None:
                 return load(partial, row, column, columns, width, chunk)
             read = _reader(inputs, modes, starts, column, width)
-            have = Elements(steps, numbers, count, read)
+            have = Elements(steps, here, count, read)
             loaded = [have[k] for k in steps[at].operands]
             if len(loaded) == 2:
                 return [a * b for a, b in zip(*loaded, strict=True)]
@@ -94,8 +95,8 @@ def _reduce(
         results.append(value * factor if factor is not None and op == "sum" else value)
     with lang.if_(part_of.first()):
         if at < len(steps) - 1:
-            for lane, starts in enumerate(rows):
-                have = Elements(steps, numbers, count, _reader(inputs, modes, starts))
+            for lane, (starts, here) in enumerate(rows):
+                have = Elements(steps, here, count, _reader(inputs, modes, starts))
                 have.put(at, [results[lane]])
                 results[lane] = have[count + len(steps) - 1][0]
         y.store(outer * pitch + inner * parts + piece, results)
@@ -174,7 +175,7 @@ def _call(
     )  # fmt: skip
     along = chain.reads(*chain.steps[at].operands)
     inputs = chain.inputs
-    space = row_space(x.shape, inputs, [k in along for k in range(len(inputs))], width, None)
+    space = row_space(x.shape, chain.seen, [k in along for k in range(len(inputs))], width, None)
     return Call(
         reduce_kernel,
         (*refs.values(), out),

@@ -1,8 +1,9 @@
 """Chains of ops inside one launch: what a chain is, and how a kernel evaluates it.
 
 Values are numbered: first the operands of the launch, then what each step makes. A chain has at
-most one op that works along rows (`norm`, `reduce`); all others are element-wise. Each value that
-a step makes is rounded to its dtype as a store and a load would.
+most one op that works along rows (`norm`, `reduce`); all others are element-wise, or read operands
+of the launch at rows that ids choose (`tables`). Each value that a step makes is rounded to its
+dtype as a store and a load would.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from centella.emit.program import Kernel
 from centella.lang.kernel_params import Signature, TensorParam
 from centella.lang.memory import Argument
 from centella.op.op import Form, get
+from centella.ops import tables
 from centella.ops.elements import (
     A,
     Number,
@@ -31,6 +33,7 @@ from centella.ops.elements import (
 )
 from centella.ops.layout import broadcast_strides, merge
 from centella.ops.rows import Values
+from centella.ops.tables import LOOKUPS
 from centella.specs import Shape, Spec, make_spec
 
 Scalars = tuple[tuple[str, int | float], ...]
@@ -51,6 +54,12 @@ class ChainStep(NamedTuple):
     operands: tuple[int, ...]
     attrs: Any
     dtype: str
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """The operands whose elements it reads: not the ids that choose rows."""
+        lookup = LOOKUPS.get(self.name)
+        return self.operands if lookup is None else (self.operands[lookup.table],)
 
 
 def step_of(name: str, operands: tuple[int, ...], to: str, /, **attrs: Any) -> ChainStep:
@@ -92,9 +101,21 @@ class Chain(Struct, frozen=True):
         return self.specs[: -len(self.steps)]
 
     @property
+    def seen(self) -> tuple[Spec, ...]:
+        """The operands as they broadcast: of ids and tables see `tables`."""
+        specs = list(self.inputs)
+        for step in self.steps:
+            if step.name in LOOKUPS:
+                both = tables.seen(step.name, [self.specs[k] for k in step.operands])
+                for k, spec in zip(step.operands, both, strict=True):
+                    specs[k] = spec
+        return tuple(specs)
+
+    @property
     def at(self) -> int:
         """The step that works along rows."""
-        return next(i for i, step in enumerate(self.steps) if get(step.name).element is None)
+        along = (i for i, s in enumerate(self.steps) if get(s.name).element is None)
+        return next(i for i in along if self.steps[i].name not in LOOKUPS)
 
     @property
     def sources(self) -> tuple[Spec, ...]:
@@ -127,7 +148,7 @@ def chain_of(inputs: tuple[Spec, ...], attrs: FusedAttrs, row_alignment: int) ->
     specs = list(inputs)
     for index, step in enumerate(attrs.steps):
         operands = tuple(specs[k] for k in step.operands)
-        riding, rest = numbers_of(index, step.attrs, operands[-1].dtype)
+        riding, rest = numbers_of(index, step.name, step.attrs, operands)
         steps.append(step._replace(attrs=rest))
         numbers += riding
         ((shape, kind),) = get(step.name).rule(operands, step.attrs)
@@ -135,15 +156,20 @@ def chain_of(inputs: tuple[Spec, ...], attrs: FusedAttrs, row_alignment: int) ->
     return Chain(tuple(steps), tuple(numbers), tuple(specs))
 
 
-def numbers_of(index: int, attrs: A, dtype: DType) -> tuple[tuple[Number, ...], A]:
-    """As `split_numbers`, of the step with an index, which their names begin with."""
-    numbers, rest = split_numbers(attrs, dtype)
+def numbers_of(
+    index: int, name: str, attrs: A, operands: Sequence[Spec]
+) -> tuple[tuple[Number, ...], A]:
+    """What rides of the step with an index, which the names begin with, and the attributes left."""
+    if name in LOOKUPS:
+        numbers, rest = tables.numbers(name, operands), attrs
+    else:
+        numbers, rest = split_numbers(attrs, operands[-1].dtype)
     return tuple(n._replace(name=f"{index}.{n.name}") for n in numbers), rest
 
 
 def single(form: Form[Any]) -> Chain:
     """One op as a chain of its own."""
-    numbers, attrs = numbers_of(0, form.attrs, form.inputs[-1].dtype)
+    numbers, attrs = numbers_of(0, form.op.name, form.attrs, form.inputs)
     operands = tuple(range(len(form.inputs)))
     step = ChainStep(form.op.name, operands, attrs, form.outputs[0].dtype.name)
     return Chain((step,), numbers, (*form.inputs, *form.outputs))
@@ -153,7 +179,10 @@ def single(form: Form[Any]) -> Chain:
 
 
 def computed(step: ChainStep, index: int, operands: list[Any], numbers: Mapping[str, Any]) -> Any:
-    """What an element-wise step makes of one element of each operand."""
+    """What an element-wise step makes of one element of each operand, or a table of one of its."""
+    if step.name in LOOKUPS:
+        (value,) = operands
+        return lang.select(numbers[f"{index}.inside"], value, tables.missing(dtype_of(step.dtype)))
     op = get(step.name)
     assert op.element is not None, "only element-wise steps are computed element by element"
     names = ((n, f"{index}.{n}") for n in step.attrs.__struct_fields__)
@@ -187,7 +216,7 @@ class Elements:
         if index < 0:
             return self._read(value)
         step = self._steps[index]
-        columns = [self[k] for k in step.operands]
+        columns = [self[k] for k in step.elements]
         lanes = zip(*columns, strict=True)
         return [computed(step, index, list(lane), self._numbers) for lane in lanes]
 

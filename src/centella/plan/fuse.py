@@ -2,8 +2,9 @@
 
 A node joins those that read it when nothing else does and nobody keeps its result, so what Python
 names are alive decides what is fused and never what is computed. What comes before a norm or a
-reduction is computed where its rows are loaded, what comes after it where they are stored. Groups
-end at 64 nodes and where the device can bind no more operands or parameters.
+reduction is computed where its rows are loaded, what comes after it where they are stored.
+Rows that ids choose from a table are operands of what computes with them. Groups end at 64 nodes
+and where the device can bind no more operands or parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from centella.op.op import Form
-from centella.ops import norm, reduce
+from centella.ops import norm, reduce, tables
 from centella.ops.fused import ALONG_ROWS, FUSED
 from centella.ops.steps import ChainStep, FusedAttrs, numbers_of, weight
 from centella.plan.divide import divisible
@@ -27,9 +28,21 @@ LONGEST = 64
 PARAMETERS = 56  # launch parameters that leave room for the number of groups
 STATEMENTS = 4000  # of a kernel, estimated: two thirds of what it may have
 FORMS = 4096  # of a device, with their weights, before they are forgotten
+LOOKUP = 4  # statements for an element of a table: its place, and whether it is there
 
 BEFORE, AFTER = 0, 1
-Operand = tuple[Source, Spec]  # and how it is seen
+
+
+class Operand(NamedTuple):
+    """Where an operand comes from, and how it is seen.
+
+    Attributes:
+        lookup: the node, if it reads rows of a table: it shares its operands with no other.
+    """
+
+    source: Source
+    spec: Spec
+    lookup: int = -1
 
 
 class FormStep(NamedTuple):
@@ -72,7 +85,7 @@ def fuse(
     graph = _Graph(nodes, readers_of(nodes, alive), changed_by(nodes), caps, known)
     fused, left = list(nodes), list(alive)
     for last in range(len(nodes) - 1, -1, -1):
-        if last in graph.taken or not left[last] or not _fusable(nodes[last]):
+        if last in graph.taken or not left[last] or not _computes(nodes[last]):
             continue
         group = _Group(graph, last)
         if len(group.sides) < 2:
@@ -87,9 +100,15 @@ def fuse(
     return fused, left
 
 
-def _fusable(node: PlanNode) -> bool:
+def _computes(node: PlanNode) -> bool:
+    """Whether a chain may end with a node."""
     op = node.op
     return (op.element is not None or op.name in ALONG_ROWS) and node.form.outputs[0].size > 0
+
+
+def _holds(node: PlanNode) -> bool:
+    """Whether a node is a norm or a reduction, of which a chain has one."""
+    return node.op.name in ALONG_ROWS
 
 
 def readers_of(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> dict[Origin, set[int]]:
@@ -102,9 +121,13 @@ def readers_of(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> dict[Origin,
     return readers
 
 
-def changed_by(nodes: Sequence[PlanNode]) -> set[Origin]:
-    """Values that a node changes in place: their readers stay where they were recorded."""
-    return {(node.inputs[i].node, node.inputs[i].index) for node in nodes for i in node.op.mutates}
+def changed_by(nodes: Sequence[PlanNode]) -> dict[Origin, int]:
+    """Values that are changed in place, and the node that does: their readers stay before it."""
+    return {
+        (node.inputs[i].node, node.inputs[i].index): index
+        for index, node in enumerate(nodes)
+        for i in node.op.mutates
+    }
 
 
 class _Graph(Struct, eq=False):
@@ -112,27 +135,49 @@ class _Graph(Struct, eq=False):
 
     nodes: Sequence[PlanNode]
     readers: Mapping[Origin, set[int]]
-    changed: set[Origin]
+    changed: Mapping[Origin, int]
     caps: Caps
     known: Fused
     taken: set[int] = field(default_factory=set)
 
-    def movable(self, index: int) -> bool:
-        """Whether a node can run where its only readers run."""
+    def looks_up(self, index: int) -> bool:
+        """Whether a chain may read what a node gives where that lies in a table."""
+        form = self.nodes[index].form
+        return form.outputs[0].size > 0 and tables.takes(form, self.caps)
+
+    def movable(self, index: int, last: int) -> bool:
+        """Whether a node can run where its only readers run, in place of node `last`."""
         node = self.nodes[index]
         return (
             index not in self.taken
-            and _fusable(node)
+            and (_computes(node) or self.looks_up(index))
             and not node.wanted[0]
-            and not any((s.node, s.index) in self.changed for s in node.inputs)
+            and all(self.changed.get((s.node, s.index), last) >= last for s in node.inputs)
         )
+
+    def operands(self, index: int) -> Iterable[Operand]:
+        """Where each operand of a node comes from, and how it is seen."""
+        node = self.nodes[index]
+        own = index if self.looks_up(index) else -1
+        for source, spec in zip(node.inputs, node.form.inputs, strict=True):
+            yield Operand(source, spec, own)
+
+    def outside(self, members: Iterable[int]) -> dict[Operand, int]:
+        """The operands of a group that no node of it makes, numbered in order of first use."""
+        operands: dict[Operand, int] = {}
+        inside = set(members)
+        for index in sorted(inside):
+            for operand in self.operands(index):
+                if operand.source.node not in inside:
+                    operands.setdefault(operand, len(operands))
+        return operands
 
     def step(self, form: Form[Any]) -> FormStep:
         """A form as a step of a chain, worked out once."""
         known = self.known.steps.get(form)
         if known is None:
-            numbers, attrs = numbers_of(0, form.attrs, form.inputs[-1].dtype)
-            statements = 0
+            numbers, attrs = numbers_of(0, form.op.name, form.attrs, form.inputs)
+            statements = LOOKUP if form.op.name in tables.LOOKUPS else 0
             if form.op.element is not None and not self.caps.on_host:
                 step = ChainStep(form.op.name, (), attrs, form.outputs[0].dtype.name)
                 types = tuple((n.name, n.type) for n in numbers)
@@ -173,7 +218,7 @@ class _Group:
         self.anchor: int | None = None
         self._out: Spec = self._nodes[last].form.outputs[0]
         self._shapes: list[Shape] = [self._out.shape, self._out.shape]
-        if self._nodes[last].op.element is None:
+        if _holds(self._nodes[last]):
             self._hold(last)
         self._size = self._with(last, AFTER, _Size((frozenset(), frozenset()), 0, 0, 1))
         self._grow(last)
@@ -187,10 +232,11 @@ class _Group:
         while waiting and len(self.sides) < LONGEST:
             index = max(waiting)
             waiting.discard(index)
-            if self._graph.movable(index):
+            if self._graph.movable(index, last):
                 side = self._side(index)
-                if side is not None and self._take(index, side):
-                    waiting |= _sources(self._nodes[index])
+                if side is None or not self._take(index, side) or self._graph.looks_up(index):
+                    continue
+                waiting |= _sources(self._nodes[index])
 
     def _side(self, index: int) -> int | None:
         """Where a node would stand; None where it cannot."""
@@ -202,9 +248,9 @@ class _Group:
         for reader in readers:
             is_anchor = reader == self.anchor
             sides.add(BEFORE if is_anchor else self.sides[reader])
-            for position, (source, spec) in enumerate(_operands(self._nodes[reader])):
-                other = source.offset or spec != result or (is_anchor and position)
-                if source.node == index and other:  # a view, or a norm's weight
+            for position, (source, spec, lookup) in enumerate(self._graph.operands(reader)):
+                other = source.offset or spec != result or (is_anchor and position) or lookup >= 0
+                if source.node == index and other:  # a view, a norm's weight, a table or ids
                     return None
         alike = self._shapes[BEFORE] == self._shapes[AFTER]
         side = min(sides)
@@ -212,7 +258,7 @@ class _Group:
 
     def _take(self, index: int, side: int) -> bool:
         """Take a node in, unless the group would become more than a kernel can be."""
-        holds = self._nodes[index].op.element is None
+        holds = _holds(self._nodes[index])
         if holds and (self.anchor is not None or side == BEFORE):
             return False
         size = self._with(index, side, self._size)
@@ -229,13 +275,13 @@ class _Group:
         """The size with one more node, all of whose readers are members."""
         node = self._nodes[index]
         form = node.form
-        reads = [frozenset([r for r in each if r[0].node != index]) for each in size.reads]
-        holds = node.op.element is None
+        reads = [frozenset([r for r in each if r.source.node != index]) for each in size.reads]
+        holds = _holds(node)
         own = holds or form.outputs[0] is self._out  # what it stores, or holds, sets the width
         lanes = form.outputs[0].dtype.per_chunk if own else 1
         if holds:
             lanes = max(lanes, self._registers(form)[0])
-        reads[BEFORE if holds else side] |= frozenset(_operands(node))
+        reads[BEFORE if holds else side] |= frozenset(self._graph.operands(index))
         step = self._graph.step(form)
         statements = step.statements
         if statements and side == BEFORE and self.anchor is not None:
@@ -278,7 +324,7 @@ class _Group:
             return not before & after  # one operand is read in one way
         if self._graph.caps.on_host:
             return True
-        if any(not spec.unit_rows for _, spec in before | after):
+        if any(not operand.spec.unit_rows for operand in before | after):
             return False  # each pass would walk across memory
         return norm.stores(node.form.inputs, node.form.outputs[0], self._out)
 
@@ -287,43 +333,26 @@ def _sources(node: PlanNode) -> set[int]:
     return {source.node for source in node.inputs if source.node >= 0}
 
 
-def _operands(node: PlanNode) -> Iterable[Operand]:
-    """Where each operand of a node comes from, and how it is seen."""
-    return zip(node.inputs, node.form.inputs, strict=True)
-
-
-def _outside(group: Iterable[int], nodes: Sequence[PlanNode]) -> dict[Operand, int]:
-    """The operands of a group that no node of it makes, numbered in order of first use."""
-    operands: dict[Operand, int] = {}
-    members = sorted(group)
-    inside = set(members)
-    for index in members:
-        for source, spec in _operands(nodes[index]):
-            if source.node not in inside:
-                operands.setdefault((source, spec), len(operands))
-    return operands
-
-
 def _chain(group: list[int], graph: _Graph) -> PlanNode:
     """The fused node of a group, in place of its last."""
     nodes, forms = graph.nodes, graph.known.chains
-    outside = _outside(group, nodes)
+    outside = graph.outside(group)
     places: dict[int, int] = {}
     steps: list[tuple[Form[Any], tuple[int, ...]]] = []
     for count, index in enumerate(group):
         node = nodes[index]
         operands = tuple(
-            places[source.node] if source.node in places else outside[source, spec]
-            for source, spec in _operands(node)
+            places[operand.source.node] if operand.source.node in places else outside[operand]
+            for operand in graph.operands(index)
         )
         steps.append((node.form, operands))
         places[index] = len(outside) + count
     last = nodes[group[-1]]
-    inputs = tuple(spec for _, spec in outside)
+    inputs = tuple(operand.spec for operand in outside)
     key = (inputs, tuple(steps))
     form = forms.get(key)
     if form is None:
         chain = (ChainStep(f.op.name, k, f.attrs, f.outputs[0].dtype.name) for f, k in steps)
         attrs = FusedAttrs(tuple(chain))
         form = forms[key] = Form(FUSED, inputs, last.form.outputs, attrs, last.form.nbytes)
-    return replace(last, form=form, inputs=tuple(source for source, _ in outside))
+    return replace(last, form=form, inputs=tuple(operand.source for operand in outside))
