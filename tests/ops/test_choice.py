@@ -359,6 +359,8 @@ def test_the_tile_of_warpgroups_fills_the_multiprocessors() -> None:
     for size, (columns, last) in sizes.items():
         tile = wgmma_tile_of(problem(*size), (f16, f16), HOPPER)
         assert tile is not None and (tile.bn, tile.last) == (columns, last), size
+    shallow = wgmma_tile_of(problem(65536, 1536, 384), (f16, f16), HOPPER)
+    assert shallow is not None and shallow.staged == shallow.bn  # results leave at once
     gated = wgmma_tile_of(problem(512, 9728, 2560), (f16, f16), HOPPER, gated=True)
     assert gated is not None and (gated.bn, gated.last) == (160, 128)
     batches = replace(problem(1500, 3840, 1280), batch=3, sa=1500 * 1280, sy=1500 * 3840)

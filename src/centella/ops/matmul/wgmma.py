@@ -120,6 +120,7 @@ class WgmmaTile(Struct, frozen=True):
 
 # What a wide tile takes, measured, in columns of some; the first of the cheapest is chosen.
 WGMMA_TILES = {
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128): 129,
     WgmmaTile(128, 128, 64, 6, turns=True, staged=32): 126,
     WgmmaTile(128, 96, 64, 7, turns=True, staged=32): 98,
     WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 154,
@@ -135,6 +136,7 @@ GATED_TILES = {
     WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True, last=128): 162,
 }
 LAST_COSTS = {96: 106, 128: 128}  # of a narrower one
+SHALLOW, PARTS = 512, 1.08  # depth to which results in parts cost more: so many times as much
 
 
 class OperandRing:
@@ -339,27 +341,29 @@ def wgmma_tile_of(
     return min(fitting, key=lambda tile: widths_of(tile, problem)[0], default=None)
 
 
-def widths_of(tile: WgmmaTile, problem: Problem) -> tuple[int, int, int]:
+def widths_of(tile: WgmmaTile, problem: Problem) -> tuple[float, int, int]:
     """What all tiles take on the busiest multiprocessor, and across C how many wide and narrower.
 
     What they take is measured for tiles of the tables, else as for their columns.
     """
     down = -(-problem.m // tile.bm) * problem.batch
-    cost = (GATED_TILES if tile.gated else WGMMA_TILES).get(tile, tile.bn)
+    cost: float = (GATED_TILES if tile.gated else WGMMA_TILES).get(tile, tile.bn)
+    if problem.k <= SHALLOW and tile.staged < tile.across:
+        cost *= PARTS
     if not tile.last:
         across = -(-problem.n // tile.across)
         return _longest(down * across, 0, cost, 0), across, 0
     narrower = tile.widths[1].across
     least = LAST_COSTS.get(tile.last, tile.last)
 
-    def parted(wide: int) -> tuple[int, int, int]:
+    def parted(wide: int) -> tuple[float, int, int]:
         rest = -(-(problem.n - wide * tile.across) // narrower)
         return _longest(down * wide, down * rest, cost, least), wide, rest
 
     return min(parted(wide) for wide in range(problem.n // tile.across + 1))
 
 
-def _longest(wide: int, narrower: int, cost: int, least: int) -> int:
+def _longest(wide: int, narrower: int, cost: float, least: int) -> float:
     """What the busiest of all multiprocessors has, which take tiles in turn, the wide ones first.
 
     Args:
@@ -368,7 +372,7 @@ def _longest(wide: int, narrower: int, cost: int, least: int) -> int:
     turns, more = divmod(wide, MULTIPROCESSORS)
     all_turns, of_all = divmod(wide + narrower, MULTIPROCESSORS)
 
-    def cost_at(place: int) -> int:
+    def cost_at(place: int) -> float:
         own = turns + (place < more)
         return own * cost + (all_turns + (place < of_all) - own) * least
 
