@@ -934,6 +934,29 @@ def test_q_k_and_v_of_a_product_are_appended(device: ct.Device, norm: bool) -> N
     assert caches[2].lengths == caches[1].lengths == caches[0].lengths == (7, 7)
 
 
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_attention_that_nobody_reads_is_not_computed(device: ct.Device, tokens: int) -> None:
+    """Of a prompt's last layer keys and values are stored, by the launch that does no more."""
+    rng = np.random.default_rng(tokens)
+    cos, sin = (ct.asarray(t, device=device) for t in ct.rope_tables(16, 12))
+    x = ct.asarray(rng.standard_normal((2, tokens, 8 * 16)).astype(np.float32), device=device)
+    caches = [ct.KVCache(2, 2, 16, 12, device=device) for _ in "ab"]
+
+    def both() -> ct.Tensor:
+        return caches[0].attend_qkv(x, cos, sin)
+
+    def stored() -> None:
+        caches[1].attend_qkv(x, cos, sin)
+
+    device.compile(both)()
+    alone = device.compile(stored)
+    alone()
+    table = alone.explain()
+    assert "rope_cache_write" in table and "attention" not in table and "attend" not in table
+    for one, other in zip(*(c.states() for c in caches), strict=True):
+        np.testing.assert_array_equal(one.numpy()[:, :, :tokens], other.numpy()[:, :, :tokens])
+
+
 @pytest.mark.devices("simulator", "webgpu", "cuda")
 @pytest.mark.parametrize("dtype", ["f16", "i8"])
 def test_a_layer_appends_in_one_launch(device: ct.Device, dtype: str) -> None:

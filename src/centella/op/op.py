@@ -163,6 +163,8 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
         preferred: `preferred(form, caps)`, of an op that stands for several others: whether a
             kernel of its own is better, or forced and fits; else those are recorded in its place.
         narrower: whether they take operands that its rule refuses.
+        unread: `unread(form, outputs) -> Form | None`: what is to be computed in its place where
+            nobody reads these outputs; as many results, those that are read in the same order.
     """
 
     name: str
@@ -181,6 +183,7 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
     flops: Callable[[Form[A]], int] | None = None
     preferred: Callable[[Form[A], Caps], bool] | None = None
     narrower: bool = False
+    unread: Callable[[Form[A], frozenset[int]], Form[Any] | None] | None = None
     doc: str = ""
 
     def __post_init__(self) -> None:

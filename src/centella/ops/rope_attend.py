@@ -101,9 +101,19 @@ def host(form: Form[RopeAttendAttrs]) -> HostProgram:
     return HostProgram("numpy:rope_attend", "rope_attend", call)
 
 
+def unread(
+    form: Form[RopeAttendAttrs], outputs: frozenset[int]
+) -> Form[RopeCacheAttrs] | None:  # fmt: skip
+    """Keys and values alone, where nobody reads what the queries get: a prompt's last layer."""
+    if 2 not in outputs:
+        return None
+    (batch, tokens, heads, dim), dtype = form.outputs[2].shape, form.outputs[2].dtype
+    return cache_form(form, make_spec((batch, heads, tokens, dim), dtype, 16))
+
+
 ROPE_ATTEND = Op(
     "rope_attend", rule, reference, "centella.ops.attention.rope_choice:lower", unit_rows,
     VARIANTS, attrs=RopeAttendAttrs, mutates=(0, 1), host=host, axes=axes_of,
-    preferred=Form.within_binding,
+    preferred=Form.within_binding, unread=unread,
     doc="q, k and v of a step: rotated, k and v into a KV cache, and attention over it",
 )  # fmt: skip

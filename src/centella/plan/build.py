@@ -1,6 +1,6 @@
 """From recorded nodes to an immutable plan, in small passes.
 
-    drop    nodes that nobody reads
+    drop    nodes that nobody reads, and of a node what is computed for such results alone
     join    norms with the product whose result they alone read, where one kernel takes both
     fuse    element-wise nodes with each other and with the norm or reduction beside them
     lower   each node to launches (its op chooses kernels) or to its NumPy formula on the CPU
@@ -26,7 +26,7 @@ from centella.errors import CentellaError, LimitError
 from centella.op.op import Form
 from centella.plan import placement
 from centella.plan.divide import divided
-from centella.plan.fuse import Fused, fuse
+from centella.plan.fuse import Fused, fuse, readers_of
 from centella.plan.graph import Lowering, Lowerings, PlanNode, Source, owners_of
 from centella.plan.join import joined
 from centella.plan.plan import Plan
@@ -91,6 +91,7 @@ def build(
     plain = [_plain(n, externals, w) for n, w in zip(nodes, wanted, strict=True)]
     alive = _alive(plain)
     needed = alive
+    plain = _trimmed(plain, alive)
     plain, alive = joined(plain, alive, caps, memo.fused)
     plain, alive = fuse(plain, alive, caps, memo.fused)
     if len(memo.launches) >= LOWERED:
@@ -150,6 +151,23 @@ def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
                 if source.node >= 0:
                     alive[source.node] = True
     return alive
+
+
+def _trimmed(nodes: list[PlanNode], alive: list[bool]) -> list[PlanNode]:
+    """Nodes without what they compute for results that nobody reads."""
+    some = [i for i, n in enumerate(nodes) if alive[i] and n.op.unread is not None]
+    if not some:
+        return nodes
+    trimmed, readers = list(nodes), readers_of(nodes, alive)
+    for index in some:
+        node = nodes[index]
+        idle = frozenset(
+            o for o, kept in enumerate(node.wanted) if not kept and (index, o) not in readers
+        )
+        form = node.op.unread(node.form, idle) if idle and node.op.unread is not None else None
+        if form is not None:
+            trimmed[index] = replace(node, form=form)
+    return trimmed
 
 
 def _lifetimes(
