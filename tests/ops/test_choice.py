@@ -288,7 +288,7 @@ def test_hopper_multiplies_by_warpgroups() -> None:
 def test_few_rows_of_16_bit_and_int8_weights_get_tensor_cores() -> None:
     """From as many rows on as they are the better kernel, up to 32, on NVIDIA cards from sm_80.
 
-    Up to 64 rows of 16 bits that are long are streamed on Hopper.
+    Up to 64 rows of 16 bits that are long are streamed on Hopper, above 16 not of small weights.
     """
     ampere = replace(HOPPER, arch="sm_80", max_shared=163 << 10)
     for caps in (HOPPER, ampere):
@@ -296,12 +296,18 @@ def test_few_rows_of_16_bit_and_int8_weights_get_tensor_cores() -> None:
                                     ((f32, i8), 8, 16)):  # fmt: skip
             for n, k in ((14336, 4096), (384, 1536), (5, 40)):
                 streamed = caps is HOPPER and dtypes[0] is dtypes[1] and k >= 128
-                rows = range(70)
+                rows, many = range(70), 33 if n == 384 else 17
                 chosen = [choose(problem(m, n, k), dtypes, caps) for m in rows]
                 for name, wanted in (
-                    ("skinny_mma", [first <= m <= last and not streamed for m in rows]),
+                    (
+                        "skinny_mma",
+                        [
+                            first <= m <= last and not (streamed and (m <= 16 or m >= many))
+                            for m in rows
+                        ],
+                    ),
                     ("streamed_rows", [streamed and 2 <= m <= 16 for m in rows]),
-                    ("streamed_many", [streamed and 17 <= m <= 64 for m in rows]),
+                    ("streamed_many", [streamed and many <= m <= 64 for m in rows]),
                 ):
                     assert [kind == name for kind in chosen] == wanted, (name, dtypes, n, k)
     few = problem(8, 4096, 4096)

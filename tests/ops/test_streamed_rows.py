@@ -30,9 +30,11 @@ Array = np.ndarray[Any, Any]
 
 def product_of(
     m: int, n: int, k: int, *extras: str, gate: str = "", dtype: DType = bf16,
-    y: DType | None = None, caps: Caps = CAPS, kind: str = "rms",
+    y: DType | None = None, caps: Caps = CAPS, kind: str = "rms", variant: str | None = None,
 ) -> tuple[Call, tuple[Spec, ...]]:  # fmt: skip
     """The launch of a product of m rows: n outputs, of twice as many rows of W with a gate.
+
+    With a norm it is that of `streamed_rows`, if no other variant is named.
 
     Returns:
         It, and its operands as they were before it took them for flat.
@@ -45,7 +47,8 @@ def product_of(
     normed = gate != "" or "norm" in extras
     attrs |= {"gate": gate, "eps": 1e-5, "kind": kind} if normed else {"activation": "relu"}
     attrs |= {"dtype": y.name} if y else {}
-    attrs |= {"variant": "streamed_rows"} if "norm" in extras else {}
+    variant = variant or ("streamed_rows" if "norm" in extras else None)
+    attrs |= {"variant": variant} if variant else {}
     name = "normed_linear" if normed else "linear"
     specs = (x, w, *given, make_spec((m, n), y or dtype, 16))
     (call,) = op_form(op.get(name), specs[:-1], specs[-1:], attrs).lower(caps).calls

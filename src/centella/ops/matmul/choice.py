@@ -4,7 +4,7 @@ The first of the list that is preferred and fits:
 
 streamed               m = 1 of f16 and bf16 on Hopper           `streamed.py`
 streamed_rows          m <= 16 of them                           `streamed_rows.py`
-streamed_many          m <= 64 of them                           `streamed_many.py`
+streamed_many          m <= 64 of them, m > 32 of small weights  `streamed_many.py`
 skinny_mma             m <= 32 of f16, bf16, i8, on tensor cores `skinny.py`
 gemv, skinny           m = 1, m <= 16, B contiguous along k      `thin.py`
 columns                m <= 16, B contiguous along n             `columns.py`

@@ -31,6 +31,7 @@ from centella.ops.matmul.mma import takes
 from centella.ops.matmul.problem import THIN, Problem
 from centella.ops.matmul.product import Constants, Product, launch
 from centella.ops.matmul.results import Finish, M, Stored
+from centella.ops.matmul.skinny import SKINNY_MMA
 from centella.ops.matmul.streamed import FEWEST, SHARED
 from centella.ops.matmul.streamed_kernel import bring_both
 from centella.ops.matmul.tiled import store_words
@@ -251,6 +252,7 @@ kernel: Kernel = Kernel(_streamed_many, workgroup=2 * WARPGROUP, name="streamed_
 MOST = M  # rows
 COLUMNS = range(32, 257, 16)
 LEAST = 4  # stages, where a group has so many steps
+SMALL = 3 << 19  # bytes of weights up to which `skinny_mma` is faster, where it takes the rows
 
 
 def tile_of(product: Product, caps: Caps) -> ManyTile | None:
@@ -327,7 +329,12 @@ def _launches(product: Product, tile: ManyTile, caps: Caps) -> Lowered:
 
 
 def _preferred(product: Product, caps: Caps) -> bool:
-    return caps.fast_tensor_cores and product.problem.m > THIN
+    """Not of weights so small that nothing is gained by asking for them early."""
+    problem = product.problem
+    small = 2 * problem.n * problem.k <= SMALL and not product.gated
+    if small and SKINNY_MMA.fits(product, caps):
+        return False
+    return caps.fast_tensor_cores and problem.m > THIN
 
 
 STREAMED_MANY: Variant[Product, ManyTile] = Variant("streamed_many", tile_of, _launches, _preferred)
