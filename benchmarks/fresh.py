@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from checkpoints import words, write
 from measure import Row, cost, summary, timed, torch_or_none
@@ -133,24 +134,28 @@ def first(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _loaded(args: argparse.Namespace, kind: str, folder: Path) -> Iterator[Row]:
-    """Gigabytes a second from the page cache to the device, and seconds with quantising."""
-    gigabytes = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e9
-    for name in args.devices:
-        device = ct.device(name)
-        base: Row = {"who": name, "shape": [1]}
-        for quantize in (None, "q8_0", "q4_0"):
+    """Gigabytes a second from the page cache to the device, and seconds with quantising.
 
-            def load(quantize: Any = quantize, device: ct.Device = device) -> None:
-                ct.load(folder, device, quantize=quantize, task="generate")
-
+    Of the folder as it is, and of its config and weights alone.
+    """
+    files = [*folder.glob("*.safetensors*")]  # and their index
+    gigabytes = sum(file.stat().st_size for file in files) / 1e9
+    with tempfile.TemporaryDirectory() as temporary:
+        alone = Path(temporary)
+        for file in (*files, folder / "config.json"):
+            (alone / file.name).symlink_to(file)
+        ways = ((folder, None, "loaded"), (alone, None, "loaded without a tokenizer"),
+                *((folder, q, f"{q} at load") for q in ("q8_0", "q4_0")))  # fmt: skip
+        for name, (where, quantize, bench) in product(args.devices, ways):
+            device = ct.device(name)
+            load = partial(ct.load, where, device, quantize=quantize, task="generate")
             seconds = timed(load, 1 if args.small else AGAIN, device.synchronize)
-            if quantize is None:
-                row = {"unit": "GB/s", **summary(seconds, gigabytes)}
-                row |= {"bar": LOAD} if name.startswith("cuda") else {}
-                yield {**base, "bench": f"{kind}, loaded", **row}
+            row: Row = {"who": name, "shape": [1], "bench": f"{kind}, {bench}"}
+            if quantize is not None:
+                yield {**row, "unit": "s", **cost(seconds, 1.0)}
             else:
-                yield {**base, "bench": f"{kind}, {quantize} at load", "unit": "s",
-                       **cost(seconds, 1.0)}  # fmt: skip
+                bar = {"bar": LOAD} if name.startswith("cuda") else {}
+                yield {**row, **bar, "unit": "GB/s", **summary(seconds, gigabytes)}
 
 
 def _first(args: argparse.Namespace, kind: str, folder: Path, sound: Path) -> Iterator[Row]:
