@@ -237,6 +237,15 @@ def test_one_table_by_two_ids_and_by_the_same_twice(device: ct.Device) -> None:
 
 
 @EVERY
+def test_a_tensor_that_is_the_table_of_its_own_elements(device: ct.Device) -> None:
+    x = np.random.default_rng(11).integers(-12, 12, (9, 5)).astype(np.int32)
+    (t,) = ready(device, x)
+    rows = chosen(x, x, True)
+    np.testing.assert_array_equal((f.gather(t, t) + 1).numpy(), rows + 1)
+    np.testing.assert_array_equal((f.max(f.gather(t, t), -1) + 1).numpy(), rows.max(-1) + 1)
+
+
+@EVERY
 def test_states_that_change_between_calls_and_within_one(device: ct.Device) -> None:
     x = np.random.default_rng(7).standard_normal((9, 24)).astype(np.float32)
     table, ids = ct.State(x, device=device), ct.State(np.array([[2], [7]], np.int32), device=device)
