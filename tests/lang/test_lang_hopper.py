@@ -428,9 +428,9 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
             ptx.TensorMap(x, ptx.SharedTile(bf16, (64, 64)), (n, n), (pitch,))
         elif which == "rows":
             ptx.TensorMap(x, ptx.SharedTile(f16, (264, 64)), (n, n), (pitch,))
-        elif which in ("end", "eights"):
+        elif which in ("end", "before", "eights"):
             half = ptx.TensorMap(x, shared_tile, (n, n), (pitch,), rows=32)
-            row = shared_tile.rows - 24 if which == "end" else 4
+            row = {"end": shared_tile.rows - 24, "before": -8, "eights": 4}[which]
             ptx.tma_load(half, (0, 0), 0, ptx.Barriers(1), 0, row=row)
         else:
             tensor_map = ptx.TensorMap(x, shared_tile, (n, n), (pitch,))
@@ -445,6 +445,7 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
         "dtype": "an argument of rank 1 and bf16", "rows": "at most 256 rows",
         "coordinates": "as many coordinates", "store": "cannot be written",
         "end": "a box of 32 rows ends within a stage of 64, got row 40",
+        "before": "a box of 32 rows ends within a stage of 64, got row -8",
         "eights": "a swizzle repeats after 8 rows, got 4",
     }  # fmt: skip
     tensors = {"x": empty((64,), f16), "s": empty((64,), f16), "y": empty((128,), f32)}

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import dtype_of, i32
+from centella.dtypes import dtype_of, f16, i8, i32
 from centella.op.op import Form
+from centella.ops import tables
 from centella.ops.fused import FUSED
+from centella.ops.gather import GATHER, GatherAttrs
 from centella.ops.steps import FusedAttrs, step_of
 from centella.specs import make_spec
 from centella.tensors import functional as f
@@ -237,6 +240,15 @@ def test_one_table_by_two_ids_and_by_the_same_twice(device: ct.Device) -> None:
 
 
 @EVERY
+def test_a_tensor_that_is_the_table_of_its_own_elements(device: ct.Device) -> None:
+    x = np.random.default_rng(11).integers(-12, 12, (9, 5)).astype(np.int32)
+    (t,) = ready(device, x)
+    rows = chosen(x, x, True)
+    np.testing.assert_array_equal((f.gather(t, t) + 1).numpy(), rows + 1)
+    np.testing.assert_array_equal((f.max(f.gather(t, t), -1) + 1).numpy(), rows.max(-1) + 1)
+
+
+@EVERY
 def test_states_that_change_between_calls_and_within_one(device: ct.Device) -> None:
     x = np.random.default_rng(7).standard_normal((9, 24)).astype(np.float32)
     table, ids = ct.State(x, device=device), ct.State(np.array([[2], [7]], np.int32), device=device)
@@ -337,6 +349,31 @@ def test_rows_on_boundaries_are_read_in_chunks(dtype: str, tmp_path: Path) -> No
         loads = Counter(re.findall(r"ld\.global\S*", text))
         assert loads.pop("ld.global.nc.b32") == 2  # an id of each table
         assert list(loads) == ["ld.global.nc.v4.b32"]
+
+
+@pytest.mark.devices("cpu")
+def test_the_cpu_reads_tables_by_themselves(device: ct.Device) -> None:
+    x = np.random.default_rng(5).standard_normal((9, 32)).astype(np.float32)
+    t, i = ready(device, x, IDS["matrix"])
+    with ct.ledger() as led:
+        ct.fetch(f.gather(t, i) * 2.0).result()
+    assert led.launches == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "binding", "taken"),
+    [((16, 64), 4096, True), ((30, 64), 4096, True), ((31, 64), 4096, False),
+     ((32, 64), 4096, False), ((1 << 16, (1 << 16) - 16), 1 << 40, True),
+     ((1 << 16, 1 << 16), 1 << 40, False)],
+)  # fmt: skip
+def test_tables_that_a_launch_sees_whole(shape: tuple[int, int], binding: int, taken: bool) -> None:
+    """Wherever they begin in a buffer, and no more elements than 32 bits count."""
+    kind = i8 if binding > 1 << 32 else f16
+    caps = replace(HOPPER, max_binding=binding, binding_alignment=256)
+    table, ids, y = (make_spec(s, d, 16) for s, d in (
+        (shape, kind), ((2,), i32), ((2, shape[1]), kind),
+    ))  # fmt: skip
+    assert tables.takes(Form(GATHER, (table, ids), (y,), GatherAttrs(0)), caps) is taken
 
 
 @GPUS

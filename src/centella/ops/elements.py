@@ -54,7 +54,7 @@ def element_kernel(
     along the row, "any": strided elements), `scalars` (the numbers' types) and `attrs`.
 
     `begin(inputs, places, numbers, attrs)` gives the places in the operands at which the row is
-    read, the numbers, and the operands of which no elements are.
+    read, the numbers, and the operands whose elements are not loaded.
     """
 
     def run(

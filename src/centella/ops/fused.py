@@ -45,7 +45,7 @@ def _compute(values: list[Any], numbers: dict[str, Any], attrs: FusedAttrs) -> A
 def _begin(
     inputs: dict[str, Any], places: list[Any], numbers: dict[str, Any], attrs: FusedAttrs
 ) -> tuple[list[Any], dict[str, Any], set[int]]:
-    """Tables at the rows that ids choose, which are read there and as elements nowhere."""
+    """Places of tables at the rows that ids choose; ids are loaded here alone."""
     found = [s for s in attrs.steps if s.name in LOOKUPS]
     unread = {k for s in found for k in s.operands if k not in s.elements}
     return *tables.chosen(attrs.steps, inputs, places, numbers), unread

@@ -179,7 +179,7 @@ def single(form: Form[Any]) -> Chain:
 
 
 def computed(step: ChainStep, index: int, operands: list[Any], numbers: Mapping[str, Any]) -> Any:
-    """What an element-wise step makes of one element of each operand, or a table of one of its."""
+    """What a step makes of one element of each operand; of a table, or what stands for none."""
     if step.name in LOOKUPS:
         (value,) = operands
         return lang.select(numbers[f"{index}.inside"], value, tables.missing(dtype_of(step.dtype)))

@@ -141,9 +141,16 @@ class _Graph(Struct, eq=False):
     taken: set[int] = field(default_factory=set)
 
     def looks_up(self, index: int) -> bool:
-        """Whether a chain may read what a node gives where that lies in a table."""
-        form = self.nodes[index].form
-        return form.outputs[0].size > 0 and tables.takes(form, self.caps)
+        """Whether a chain may read what a node gives where that lies in a table.
+
+        An operand of a chain is read in one way, so a tensor is not the table of its own elements.
+        """
+        node, form = self.nodes[index], self.nodes[index].form
+        return (
+            form.outputs[0].size > 0
+            and tables.takes(form, self.caps)
+            and (node.inputs[0] != node.inputs[1] or form.inputs[0] != form.inputs[1])
+        )
 
     def movable(self, index: int, last: int) -> bool:
         """Whether a node can run where its only readers run, in place of node `last`."""

@@ -247,7 +247,7 @@ def tma_load(
     Raises:
         TraceError: for an Out argument, or another number of coordinates; for a mask in a kernel
             without clusters, or with ranks that its cluster has not, or with none; for a box that
-            ends past the rows of a stage, or begins within eight of them.
+            ends past the rows of a stage, or begins at a row that is no multiple of 8.
     """
     t = current()
     if mask is not None:

@@ -366,17 +366,13 @@ def widths_of(tile: WgmmaTile, problem: Problem) -> tuple[float, int, int]:
 def _longest(wide: int, narrower: int, cost: float, least: int) -> float:
     """What the busiest of all multiprocessors has, which take tiles in turn, the wide ones first.
 
+    That is the first: no other has more tiles, or more wide ones.
+
     Args:
-        wide, narrower: numbers of tiles; cost, least: of either.
+        wide, narrower: numbers of tiles; cost, least: of either, a narrower one of no more.
     """
-    turns, more = divmod(wide, MULTIPROCESSORS)
-    all_turns, of_all = divmod(wide + narrower, MULTIPROCESSORS)
-
-    def cost_at(place: int) -> float:
-        own = turns + (place < more)
-        return own * cost + (all_turns + (place < of_all) - own) * least
-
-    return max(cost_at(place) for place in {0, more, of_all})
+    turns = -(-wide // MULTIPROCESSORS)
+    return turns * cost + (-(-(wide + narrower) // MULTIPROCESSORS) - turns) * least
 
 
 def _in_words(product: Product) -> tuple[str, ...]:
