@@ -2,8 +2,10 @@
 
 Decoding is what `Transcriber` runs: a replay a token, with the rules of times, one token ahead. The
 limit is the bytes of the decoder's weights and of the sound's keys and values at the rate at which
-the card reads. Peers: transformers on the same shapes, greedy, as it is and compiled over keys and
-values of a fixed length, where torch has a GPU. A peer that fails costs its own row.
+the card reads. A window's text by greedy tokens and by beams are timed in turn, each from its
+prompt to its last token on the host. Peers: transformers on the same shapes, greedy, as it is and
+compiled over keys and values of a fixed length, where torch has a GPU. A peer that fails costs its
+own row.
 Source of the sizes: config.json of whisper-tiny, -large-v3 and -large-v3-turbo.
 """
 
@@ -16,7 +18,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from measure import READ, Row, cost, summary, timed, torch_or_none
+from measure import READ, Row, alternate, cost, summary, timed, torch_or_none
 from random_weights import activations_of, fill, kind_of
 
 import centella as ct
@@ -33,6 +35,7 @@ SIZES = {  # mels, width, heads, inner, encoder layers, decoder layers, vocabula
     "large-v3": (128, 1280, 20, 5120, 32, 32, 51866, 1500),
 }
 TOKENS, ROUNDS = 60, 3
+IN_TURN = 9  # rounds of greedy texts and of beams, in turn
 BEAM, BAR = 5, 1.4  # texts that are followed at once; and what that may take of greedy's time
 STATES, DECODE = "window to states", "decode"
 BARS = {  # of large-v3: kind of device, bench, batch
@@ -119,14 +122,19 @@ def measured(model: WhisperModel, size: str, batch: int, small: bool) -> Iterato
         "launches": led.launches,
         "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
     }  # fmt: skip
-    whole = cost(timed(lambda: (begin(), run()), ROUNDS, wait), 1e3)
-    yield {"bench": "greedy, a window's text", "unit": "ms", **whole}
-    session = session_of(model, vocabulary, batch, BEAM)
-    session.listen(sound)
-    beams = Beams(session)
-    write = partial(beams.write, prompt, 0, tokens, timed=True, no_repeat=0, active=[True] * batch)
+    several = session_of(model, vocabulary, batch, BEAM)
+    several.listen(sound)
+    write = partial(Beams(several).write, prompt, 0, tokens, timed=True, no_repeat=0,
+                    active=[True] * batch)  # fmt: skip
     lengths = {len(text) for text, _ in write().values()}
-    beam = cost(timed(write, ROUNDS, wait), 1e3)
+
+    def greedy() -> None:
+        begin()
+        run()
+
+    took = alternate({"greedy": greedy, "beam": write}, 2 if small else IN_TURN, wait)
+    whole, beam = (cost(seconds, 1e3) for seconds in took.values())
+    yield {"bench": "greedy, a window's text", "unit": "ms", **whole}
     yield {
         "bench": f"beam {BEAM}, a window's text", "unit": "ms", "bar": BAR * whole["rate"],
         "of greedy": beam["rate"] / whole["rate"], "tokens": sorted(lengths), **beam,
