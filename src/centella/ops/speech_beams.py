@@ -37,7 +37,8 @@ from centella.ops.speech_host import LEAST, NEVER, NOTES, SpeechAttrs
 from centella.specs import Caps, Spec, make_spec
 
 WORKGROUP = 128
-EACH = (16, 16), (topk.MOST, 8)  # of how many are chosen at most: tokens of a thread
+# Of how many are chosen at most: tokens of a thread.
+EACH: tuple[tuple[int, int], ...] = ((16, 16), (topk.MOST, 8))
 
 
 class _Row(Struct, frozen=True, eq=False):

@@ -79,14 +79,19 @@ class Part:
     """A part of a row: from column `first`, `part` or fewer up to `last`, in items of `width`.
 
     Args:
+        x: an argument, or what gives x[row, column] where items are single elements.
         together: items that a thread loads before it uses the first.
     """
 
     def __init__(
         self, x: Any, row: Any, first: Operand, last: Operand, part: Any, width: int, together: int
     ) -> None:
-        self.x, self.row, self.first, self.last, self.width = x, row, first, last, width
-        self.together = together
+        self.x: Any = x
+        self.row: Any = row
+        self.first: Operand = first
+        self.last: Operand = last
+        self.width: int = width
+        self.together: int = together
         least, most = ((n + (width - 1)) // width for n in (last - first, part))
         self.items: Any = lang.minimum(least, most)  # of which the host knows the second
 
@@ -196,8 +201,9 @@ def _list(
     lang.barrier()
     before = lang.var(0, u32)
     for first in lang.range(lang.const(0, u32), lang.const(threads, u32), UNROLLED):
-        for j in range(UNROLLED):
-            before.set(before.get() + _precedes(tops[first + j], items[first + j], *best))
+        for j in range(0, UNROLLED, 4):
+            for top, item in zip(tops.load(first + j), items.load(first + j), strict=True):
+                before.set(before.get() + _precedes(top, item, *best))
     with lang.if_(before.get() == k - 1):
         bound[0], bound[1] = best
     with lang.if_(me == 0):
