@@ -191,7 +191,7 @@ def lower(form: Form[SpeechAttrs], caps: Caps) -> Lowered:
         w * b * groups, signature=signature(ranks, dict.fromkeys(writes, 2)),
     )  # fmt: skip
     chosen = {"values": Ref(4, best), "indices": Ref(5, which)}
-    data = dict(zip(("x", "codes"), candidates, strict=True))
+    data = {"x": candidates[0], "codes": candidates[1]}
     choose, between = topk.launches(data, chosen, 2 * b, 6 + len(temporaries))
     return Lowered((survey, call, *choose), (*temporaries, *between))
 
