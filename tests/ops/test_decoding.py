@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from centella.dtypes import DType, bool_, dtype_of, f32, i32
+from centella import lang
+from centella.dtypes import DType, bool_, dtype_of, f32, i32, u32
+from centella.emit.program import Call, Kernel, Ref
+from centella.lang.kernel_params import signature
+from centella.lang.memory import Argument
 from centella.op import op
 from centella.op.op import Form, named
+from centella.ops import speech_beams, topk
+from centella.ops.rows import Team, walk
+from centella.ops.speech_host import NEVER
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble_clean, execute, needs_ptxas
@@ -33,19 +40,22 @@ def formed(name: str, given: Given, **attrs: Any) -> Form[Any]:
     return op_form(declared, inputs, tuple(make_spec(s, d, 16) for s, d in outputs), attrs)
 
 
-def simulated(form: Form[Any], given: Given, *, ptx: bool = False) -> list[Array]:
+def simulated(
+    form: Form[Any], given: Given, *, ptx: bool = False, caps: Caps = CUDA
+) -> list[Array]:  # fmt: skip
     """The results of the launches for CUDA: States first, as the op has them.
 
     Args:
         ptx: interpret the PTX, too, which gives the same bits.
     """
-    lowered = form.lower(CUDA)
+    lowered = form.lower(caps)
     specs = [*form.inputs, *form.outputs, *lowered.temporaries]
     arrays: list[Array | None] = [a for a, _ in given]
     arrays += [None] * (len(specs) - len(arrays))
     words = [laid_out(a, s) for a, s in zip(arrays, specs, strict=True)]
     kernels = [traced(call) for call in lowered.calls]
-    assert any(ir.uses_subgroups for ir in kernels) or not form.inputs[0].dtype.is_float
+    shuffled = caps.subgroups and form.inputs[0].dtype.is_float
+    assert any(ir.uses_subgroups for ir in kernels) or not shuffled
     for call, ir in zip(lowered.calls, kernels, strict=True):
         bound, params = [words[r.index] for r in call.tensors], parameters(call, ir)
         again = [w.copy() for w in bound]
@@ -64,7 +74,8 @@ def wanted(form: Form[Any], given: Given) -> list[Array]:
     """The same by the formula, in float64."""
     arrays = [rounded(a, d) if d.is_float else a.copy() for a, d in given]
     attrs = {n: v for n, v in named(form.attrs).items() if n != "variant"}
-    result = form.op.reference(*arrays, **attrs)  # it has one
+    with np.errstate(all="ignore"):  # as the CPU calls it
+        result = form.op.reference(*arrays, **attrs)  # it has one
     return list(result) if isinstance(result, tuple) else [result]
 
 
@@ -190,10 +201,80 @@ def test_no_text_is_likely_by_logits_that_are_not_finite(timed: bool, value: flo
     given[0][0][1, 0, 7], given[1][0][7] = value, 2
     form = formed("speech_beams", given, **TIMES, timed=timed, random=False)
     for results in (simulated(form, given), wanted(form, given)):
-        rows = results[0].reshape(6, 7501)
-        assert np.isnan(rows[3]).any()
-        assert (np.isnan(rows[3]) | (rows[3] < -1e38)).all()
-        assert np.isfinite(np.delete(rows, 3, 0)).all()
+        best, which = results
+        assert np.isfinite(best[0]).all()
+        assert np.isnan(best[1]).all()
+        assert set(which[1] // 7501) == {0}
+
+
+def _whole(
+    *, timed: bool, team: Team, logits: Argument, levels: Argument, notes: Argument,
+    running: Argument, figures: Argument, wholes: Argument, y: Argument,
+) -> None:  # fmt: skip
+    """Scores of all texts, of which `speech_beams` chooses."""
+    columns, beam = lang.parameter("columns", u32), lang.parameter("beam", u32)
+    row = lang.group_id()
+    score = speech_beams._scored(timed, team, row, notes, figures, wholes)
+    for token in walk(columns, 1):
+        text = score(token, logits[row, token], levels[token]) + running[row // beam, row % beam]
+        y[row // beam, row % beam * columns + token] = text
+
+
+def all_texts(form: Form[Any], given: Given, caps: Caps) -> Array:
+    """What the launches before the choice find, of all tokens: f32 [windows, beam * vocab]."""
+    lowered = form.lower(caps)
+    survey, choose = lowered.calls[:2]
+    w, b, v = form.inputs[0].shape
+    y = make_spec((w, b * v), f32, 4)
+    specs = [*form.inputs, *form.outputs, *lowered.temporaries, y]
+    arrays = [a for a, _ in given] + [None] * (len(specs) - len(given))
+    words = [laid_out(a, s) for a, s in zip(arrays, specs, strict=True)]
+    reads, constants = choose.tensors[:6], choose.constants[:2]
+    refs = (*reads, Ref(len(specs) - 1, y))
+    names = ("logits", "levels", "notes", "running", "figures", "wholes")
+    ranks = {n: len(r.spec.shape) for n, r in zip(names, reads, strict=True)}
+    kernel = Kernel(_whole, workgroup=speech_beams.WORKGROUP, name="texts")
+    whole = Call(kernel, refs, choose.scalars, constants, w * b,
+                 signature=signature(ranks, {"y": 2}))  # fmt: skip
+    for call in (survey, whole):
+        ir = traced(call)
+        bound, lanes = [words[r.index] for r in call.tensors], 32 if caps.subgroups else 1
+        simulate(ir, bound, parameters(call, ir), call.groups, subgroup=lanes)
+    return Tensor(words[-1], f32, y.shape, y.strides, 0).numpy()
+
+
+@pytest.mark.parametrize("caps", [CUDA, Caps("ir")], ids=["cuda", "minimum"])
+@pytest.mark.parametrize("values", ["any", "ties", "nan", "none"])
+@pytest.mark.parametrize(("beam", "vocab"), [(1, 2), (5, 4), (3, 7501), (8, 2049), (16, 6145)])
+def test_the_texts_that_are_chosen_are_the_best_of_all(
+    beam: int, vocab: int, values: str, caps: Caps
+) -> None:
+    """As `topk` chooses among all scores, to the bit; with beams that are alike, of tied logits."""
+    given = beams(2, beam, vocab)
+    logits, running = given[0][0], given[3][0]
+    if values == "ties":
+        logits[:], running[:] = np.round(logits[:, :1]), 0
+        given[2][0][:] = given[2][0][:, :1]
+    elif values == "nan":  # of one beam, and of a window whose beam before it has no more texts
+        logits[0, -1, vocab // 2], running[0, 0] = np.nan, -np.inf
+        logits[1, 0, vocab - 1] = -np.inf
+    elif values == "none":
+        logits[0], given[1][0][: vocab // 2] = -np.inf, 2
+        running[1] = NEVER
+    form = formed("speech_beams", given, **TIMES, timed=beam != 5, random=False)
+    texts = all_texts(form, given, caps)
+    best, which = simulated(form, given, caps=caps)
+    right, codes = topk.reference(texts, 2 * beam)
+    np.testing.assert_array_equal(which, codes)
+    np.testing.assert_array_equal(best, right)
+
+
+@pytest.mark.parametrize("beam", range(1, 9))
+def test_the_best_texts_are_found_in_three_launches(beam: int) -> None:
+    form = formed("speech_beams", beams(1, beam, 51866), **TIMES, timed=True, random=False)
+    for caps in (CUDA, Caps("ir")):
+        names = [call.kernel.name for call in form.lower(caps).calls]
+        assert names == ["speech_survey", "speech_beams", "topk"]
 
 
 def beams(batch: int, beam: int, vocab: int) -> Given:

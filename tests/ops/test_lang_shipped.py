@@ -619,11 +619,12 @@ def masked(scores: ct.Tensor, i: Inputs, timed: bool) -> ct.Tensor:
 
 
 def texts(i: Inputs, vocab: int, timed: bool) -> ct.Tensor:
-    """Scores of texts of three beams of two windows with each token that may come."""
+    """Scores and codes of the best texts of three beams of two windows."""
     logits, levels, notes, attrs = ruled(i(6, vocab), i, timed)
     known = (notes.reshape(2, 3, -1), i(2, 3))
-    y = apply_all(get("speech_beams"), (logits.reshape(2, 3, vocab), levels, *known), attrs)[0]
-    return F.maximum(y, -9999.0)
+    given = (logits.reshape(2, 3, vocab), levels, *known)
+    best, which = apply_all(get("speech_beams"), given, attrs)
+    return F.concat([F.maximum(best, -9999.0), which.astype("f32")], -1)
 
 
 def ruled(scores: ct.Tensor, i: Inputs, timed: bool) -> tuple[ct.Tensor, ct.Tensor, ct.Tensor, Any]:

@@ -694,7 +694,11 @@ SHAPE_MISTAKES = {
     "_op(x, 'speech_move', 'bool 20 9', *MOVED, beam=5)":
         "speech_move: expected 5 to 128 candidates, got 4",
     "_op(x, 'speech_beams', 'f32 1 5', 'i32 5', 'i32 1 1 6', 'f32 1 1')":
-        "speech_beams: expected logits [windows, beam, vocab], got [1, 5]",
+        "speech_beams: expected logits [windows, beam, vocab] of 2 tokens or more, got [1, 5]",
+    "_op(x, 'speech_beams', 'f32 2 3 1', 'i32 1', 'i32 2 3 6', 'f32 2 3')":
+        "speech_beams: expected logits [windows, beam, vocab] of 2 tokens or more, got [2, 3, 1]",
+    "_op(x, 'speech_beams', 'f32 1 65 5', 'i32 5', 'i32 1 65 6', 'f32 1 65')":
+        "speech_beams: expected 1 to 64 beams, got 65",
     "_op(x, 'speech_beams', 'f32 2 3 5', 'i32 5', 'i32 6 6', 'f32 2 3')":
         "speech_beams: expected levels, notes and scores so far [[5], [2, 3, 6], [2, 3]], got "
         "[[5], [6, 6], [2, 3]]",

@@ -67,7 +67,7 @@ VARIANTS = {
     "beam_blocks": ("Generator.generate", "the blocks of keys and values of beams that go on"),
     "cache_copy": ("Generator.generate", "keys and values of blocks into others of a pool"),
     "cache_copy_i8": ("Generator.generate", "the same of a pool in i8, with scales"),
-    "speech_beams": ("Transcriber.transcribe", "scores of the texts that beams may become"),
+    "speech_beams": ("Transcriber.transcribe", "the best texts that beams may become"),
     "speech_move": ("Transcriber.transcribe", "beams that go on: what they see, and their notes"),
     "speech_scores": ("Transcriber.transcribe", "scores of the tokens that beams may take"),
     "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),

@@ -12,7 +12,7 @@ parts of a longer row are a row of a next launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,18 +75,23 @@ class TopkAttrs(Struct, frozen=True):
     k: int
 
 
-class _Part:
+class Part:
     """A part of a row: from column `first`, `part` or fewer up to `last`, in items of `width`.
 
     Args:
+        x: an argument, or what gives x[row, column] where items are single elements.
         together: items that a thread loads before it uses the first.
     """
 
     def __init__(
         self, x: Any, row: Any, first: Operand, last: Operand, part: Any, width: int, together: int
     ) -> None:
-        self.x, self.row, self.first, self.last, self.width = x, row, first, last, width
-        self.together = together
+        self.x: Any = x
+        self.row: Any = row
+        self.first: Operand = first
+        self.last: Operand = last
+        self.width: int = width
+        self.together: int = together
         least, most = ((n + (width - 1)) // width for n in (last - first, part))
         self.items: Any = lang.minimum(least, most)  # of which the host knows the second
 
@@ -133,32 +138,27 @@ class _Part:
 
 def _topk(
     *, listed: int, width: int, together: int, whole: bool, x: Argument | None = None,
-    keys: Argument | None = None, places: Argument | None = None, **out: Argument,
+    codes: Argument | None = None, keys: Argument | None = None, places: Argument | None = None,
+    **out: Argument,
 ) -> None:  # fmt: skip
     """Of x, or of the keys that the launch before has stored, whose places are columns of x."""
     columns, k, part, parts = (lang.parameter(n, u32) for n in ("columns", "k", "part", "parts"))
     row, number = lang.group_id() // parts, lang.group_id() % parts
     last = lang.minimum((number + 1) * part, columns)
-    mine = _Part(x if keys is None else keys, row, number * part, last, part, width, together)
-    candidates = lang.shared(u32, listed), lang.shared(u32, listed)
+    mine = Part(x if keys is None else keys, row, number * part, last, part, width, together)
+    listing = lang.shared(u32, listed), lang.shared(u32, listed)
     picks = lang.shared(u32, MOST) if "values" in out else None
-    count = lang.minimum(_list(mine, mine.best(whole), k, candidates), listed)  # the host knows it
-    for candidate in lang.range(lang.local_id(), count, lang.workgroup_size()):
-        key, column = own = candidates[0][candidate], candidates[1][candidate]
-        before = lang.var(0, u32)
-        for other in lang.range(lang.const(0, u32), count):
-            before.set(before.get() + _precedes(candidates[0][other], candidates[1][other], *own))
-        rank = before.get()
-        with lang.if_(rank < k):
-            source = column if places is None else places[row, column]
-            if picks is None:
-                out["to_keys"][row, number * k + rank] = key
-                out["to_places"][row, number * k + rank] = source
-            else:
-                picks[rank] = source
+    count = list_best(mine, whole, k, listing, listed)
+    for rank, key, column in ranked(listing, count, k):
+        source = column if places is None else places[row, column]
+        if picks is None:
+            out["to_keys"][row, number * k + rank] = key
+            out["to_places"][row, number * k + rank] = source
+        else:
+            picks[rank] = source
     if picks is not None:
         lang.barrier()
-        _store(x, row, k, picks, **out)
+        _store(x, codes, row, k, picks, **out)
         return
     # Only the last part may have fewer than k: the lowest of keys, past all that there are.
     for rank in lang.range(lang.local_id() + count, k, lang.workgroup_size()):
@@ -166,8 +166,32 @@ def _topk(
             out[name][row, number * k + rank] = lang.const(0, u32)
 
 
+def list_best(part: Part, whole: bool, k: Operand, listing: tuple[Any, Any], listed: int) -> Expr:
+    """List keys and columns of elements of a part, its k best among them; returns how many.
+
+    Args:
+        whole: no row ends within an item.
+        listing: shared memory, for `listed` each: as many as k threads have elements.
+    """
+    return lang.minimum(_list(part, part.best(whole), k, listing), listed)  # the host knows it
+
+
+def ranked(
+    listing: tuple[Any, Any], count: Expr, k: Operand
+) -> Iterator[tuple[Expr, Expr, Expr]]:  # fmt: skip
+    """The k best of what is listed, some in each thread: rank, key, column."""
+    for candidate in lang.range(lang.local_id(), count, lang.workgroup_size()):
+        key, column = own = listing[0][candidate], listing[1][candidate]
+        before = lang.var(0, u32)
+        for other in lang.range(lang.const(0, u32), count):
+            before.set(before.get() + _precedes(listing[0][other], listing[1][other], *own))
+        rank = before.get()
+        with lang.if_(rank < k):
+            yield rank, key, column
+
+
 def _list(
-    part: _Part, best: tuple[Operand, Operand], k: Operand, candidates: tuple[Any, Any]
+    part: Part, best: tuple[Operand, Operand], k: Operand, candidates: tuple[Any, Any]
 ) -> Expr:
     """List the elements that reach the k-th best of the threads' items; returns how many."""
     me, threads = lang.local_id(), lang.workgroup_size()
@@ -177,8 +201,9 @@ def _list(
     lang.barrier()
     before = lang.var(0, u32)
     for first in lang.range(lang.const(0, u32), lang.const(threads, u32), UNROLLED):
-        for j in range(UNROLLED):
-            before.set(before.get() + _precedes(tops[first + j], items[first + j], *best))
+        for j in range(0, UNROLLED, 4):
+            for top, item in zip(tops.load(first + j), items.load(first + j), strict=True):
+                before.set(before.get() + _precedes(top, item, *best))
     with lang.if_(before.get() == k - 1):
         bound[0], bound[1] = best
     with lang.if_(me == 0):
@@ -199,10 +224,13 @@ def _precedes(key: Operand, at: Operand, own_key: Operand, own_at: Operand) -> E
     return lang.select(first, lang.const(1, u32), lang.const(0, u32))
 
 
-def _store(x: Any, row: Any, k: Operand, picks: Any, values: Argument, indices: Any) -> None:
-    """The elements of x at the columns that were picked, and these."""
+def _store(
+    x: Any, codes: Any, row: Any, k: Operand, picks: Any, values: Argument, indices: Any
+) -> None:
+    """The elements of x at the columns that were picked, and these, or the codes there."""
     for rank in walk(k, 1):
-        indices[row, rank] = lang.bitcast(picks[rank], i32)
+        code = picks[rank] if codes is None else codes[row, picks[rank]]
+        indices[row, rank] = lang.bitcast(code, i32)
     per = values.dtype.per_word
     for rank in walk(k, per):
         chosen = [picks[lang.minimum(rank + j, k - 1)] for j in range(per)]
@@ -259,22 +287,34 @@ def _of_long(row: Array, k: int) -> Array:
 def lower(form: Form[TopkAttrs], caps: Caps) -> Lowered:
     """A group a part of a row: one launch, then others while there are several parts."""
     x, *results = (rows_of(s) for s in (*form.inputs, *form.outputs))
-    rows, k = x.shape[0], form.attrs.k
-    group = next(g for g in GROUPS if k <= g.most)
-    data = {"x": Ref(0, x)}
     chosen = {"values": Ref(1, results[0]), "indices": Ref(2, results[1])}
+    return Lowered(*launches({"x": Ref(0, x)}, chosen, form.attrs.k, 3))
+
+
+def launches(
+    data: Mapping[str, Ref], chosen: Mapping[str, Ref], k: int, first: int
+) -> tuple[tuple[Call, ...], tuple[Spec, ...]]:
+    """The launches that choose k of each row, and the memory that lies between them.
+
+    Args:
+        data: x, and with codes, u32, what the columns of x are called.
+        chosen: values and indices.
+        first: number of the first temporary among what an op has.
+    """
+    rows, group = data["x"].spec.shape[0], next(g for g in GROUPS if k <= g.most)
     calls: list[Call] = []
     temporaries: list[Spec] = []
-    source: dict[str, Ref] = data
+    source: Mapping[str, Ref] = {"x": data["x"]}
     parts = 0
     while parts != 1:
         looked_at = next(iter(source.values())).spec
         columns, width = looked_at.shape[1], group.width(looked_at, k)
         part = group.part(columns, width, k)
         parts = -(-columns // part)
-        between = [Ref(3 + len(temporaries) + i, make_spec((rows, parts * k), u32, 16))
+        between = [Ref(first + len(temporaries) + i, make_spec((rows, parts * k), u32, 16))
                    for i in range(2)]  # fmt: skip
-        reads, writes = {**source, **data}, chosen
+        reads: Mapping[str, Ref] = {**source, **data}
+        writes = chosen
         if parts > 1:
             reads, writes = source, dict(zip(("to_keys", "to_places"), between, strict=True))
             temporaries += [ref.spec for ref in between]
@@ -285,7 +325,7 @@ def lower(form: Form[TopkAttrs], caps: Caps) -> Lowered:
         calls.append(Call(kernel, (*reads.values(), *writes.values()), scalars, constants,
                           rows * parts, group.threads, names))  # fmt: skip
         source = dict(zip(("keys", "places"), between, strict=True))
-    return Lowered(tuple(calls), tuple(temporaries))
+    return tuple(calls), tuple(temporaries)
 
 
 def axes_of(form: Form[TopkAttrs]) -> Axes:

@@ -154,7 +154,7 @@ def speech_scores() -> Row:
 
 
 def speech_beams() -> Row:
-    """As `speech_token`; the beams of one window and of several."""
+    """As `speech_token`; the beams of one window and of several; tokens that are equally likely."""
     all_cases = []
     for case in speech_token().cases:
         if not case.attrs["random"]:
@@ -162,7 +162,8 @@ def speech_beams() -> Row:
             b, v = logits.shape
             for w, beam in {(1, b), (b, 1), (2, b)}:
                 known = In((w, beam, 6), (0, 2), "i32"), In((w, beam))
-                all_cases.append(Case((In((w, beam, v)), levels, *known), case.attrs))
+                for values in ("normal", "ties"):
+                    all_cases.append(Case((In((w, beam, v), values), levels, *known), case.attrs))
     return Row(("f32",), tuple(all_cases), sums=True)
 
 
