@@ -18,7 +18,7 @@ from tensor_cores import FROBENIUS, forced, title, variant_of
 
 import centella as ct
 from centella.dtypes import DType, dtype_of, narrow, widen
-from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile
+from centella.ops.matmul.wgmma_tiles import WGMMA_TILES, WgmmaTile
 from centella.ops.operands import NUMPY
 from centella.tensors.tensor import apply
 

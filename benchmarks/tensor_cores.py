@@ -36,7 +36,8 @@ from centella.ops.matmul import product as matmul
 from centella.ops.matmul.mma import MMA, MMA_TILES, MmaTile
 from centella.ops.matmul.op import LINEAR
 from centella.ops.matmul.problem import LinearAttrs
-from centella.ops.matmul.wgmma import WGMMA, WGMMA_TILES, WgmmaTile
+from centella.ops.matmul.wgmma import WGMMA
+from centella.ops.matmul.wgmma_tiles import WGMMA_TILES, WgmmaTile
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply
 

@@ -25,7 +25,7 @@ from centella.ops.matmul.sums import SHARED_WORDS
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.thin import depth_of, thin_of
 from centella.ops.matmul.tiled import splits_of, tile_of
-from centella.ops.matmul.wgmma import wgmma_tile_of
+from centella.ops.matmul.wgmma_tiles import wgmma_tile_of
 from centella.specs import Caps, Shape, Spec, make_spec, rows_aligned
 from tests.support.launched import op_form
 

@@ -16,9 +16,9 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.lang import KernelIR
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.matmul import NORMED, mma, wgmma
+from centella.ops.matmul import NORMED, mma, wgmma, wgmma_tiles
 from centella.ops.matmul.mma import MMA_TILES, MmaTile
-from centella.ops.matmul.wgmma import GATED_TILES, WgmmaTile
+from centella.ops.matmul.wgmma_tiles import GATED_TILES, WgmmaTile
 from centella.ops.operands import NUMPY
 from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
@@ -46,7 +46,7 @@ def name(tile: WgmmaTile | MmaTile) -> str:
 @pytest.fixture(params=["wgmma", "mma"])
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each kernel on a small tile."""
-    monkeypatch.setattr(wgmma, "GATED_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma_tiles, "GATED_TILES", {SMALL: 1})
     monkeypatch.setattr(mma, "MMA_TILES", MMA_TILES[-1:])
     return str(request.param)
 
@@ -119,7 +119,7 @@ def expected(gate: str, x: Array, w: Array, bias: Array | float = 0.0) -> Array:
 @pytest.mark.parametrize("tile", TILES, ids=name)
 def test_every_tile(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
-    monkeypatch.setattr(wgmma, "GATED_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "GATED_TILES", {tile: 1})
     m, n, k = tile.bm + 3, tile.across + 6, tile.bk * (tile.stages + 1) + 8
     gated = lowered(m, n, k, bias=True)
     assert dict(gated.call.constants)["tile"] == tile
@@ -153,7 +153,7 @@ def test_the_last_columns_have_narrower_tiles(
     resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tile = WgmmaTile(64, 64, 32, 3, turns=True, staged=16, gated=True, last=32)
-    monkeypatch.setattr(wgmma, "GATED_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "GATED_TILES", {tile: 1})
     monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, 2, 3))
     gated = lowered(130, 108, 136, bf16, bias=True)
     assert gated.call.groups == 15
@@ -196,7 +196,7 @@ def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No spills, no stack, no warning, of the activations with most work."""
-    monkeypatch.setattr(wgmma, "GATED_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "GATED_TILES", {tile: 1})
     for gate, bias in (("gelu", False), ("silu", True), ("gelu_tanh", True)):
         ir = lowered(4097, 4090, 4099, bf16, gate=gate, bias=bias).ir
         report, _ = assemble(emit_ptx(ir, "sm_90a"), "sm_90a", tmp_path)

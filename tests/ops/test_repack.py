@@ -15,7 +15,7 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
 from centella.op.op import Lowered
-from centella.ops.matmul import wgmma
+from centella.ops.matmul import wgmma_tiles
 from centella.ops.matmul.mma import MMA_TILES
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
@@ -61,7 +61,7 @@ def launched(calls: tuple[Call, ...], words: list[Array]) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {SMALL: 1})
 
 
 @pytest.mark.parametrize("off", [(True, False), (False, True), (True, True)])

@@ -18,9 +18,9 @@ from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
 from centella.lang.ir import BARRIERS, HOPPER
-from centella.ops.matmul import wgmma
+from centella.ops.matmul import wgmma, wgmma_tiles
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.wgmma import WGMMA_TILES, WgmmaTile, widths_of
+from centella.ops.matmul.wgmma_tiles import WGMMA_TILES, WgmmaTile, widths_of
 from centella.runtime.plans import Plans
 from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
@@ -50,7 +50,7 @@ def name(tile: WgmmaTile) -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {SMALL: 1})
 
 
 def lowered(
@@ -75,7 +75,7 @@ def lowered(
 @pytest.mark.parametrize("tile", TILES, ids=name)
 def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
     m, n, k = tile.bm + 3, tile.bn + 5, tile.bk * (tile.stages + 1) + 8
     layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN")
     for layout in (x for x in layouts if tile.takes(x[0] == "N", x[1] == "T")):
@@ -111,7 +111,7 @@ def test_the_last_columns_have_narrower_tiles(
     n: int, across: tuple[int, int], resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many groups take them in turn, wide or narrow ones first."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {NARROWER: 64})
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {NARROWER: 64})
     monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, *across))
     launch, ir = lowered(130, n, 136, epilogue=n == 148, activation="")
     assert launch.call.groups == 3 * sum(across)
@@ -131,8 +131,8 @@ def test_the_last_columns_have_narrower_tiles(
 
 def test_widths_make_the_busiest_multiprocessor_least_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a count of every tile says; where widths cost alike, tiles are as many as rounds hold."""
-    monkeypatch.setattr(wgmma, "MULTIPROCESSORS", 7)
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {NARROWER: 64})
+    monkeypatch.setattr(wgmma_tiles, "MULTIPROCESSORS", 7)
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {NARROWER: 64})
     for m, n in itertools.product((60, 200, 449), (20, 64, 333, 900)):
         problem = Problem(1, m, n, 64, 64, 64, n, 0, 0, 0, a_along_k=True, b_along_k=True)
         costs = {}
@@ -148,7 +148,7 @@ def test_an_epilogue_sees_f32_sums(
     activation: str, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory, and with both an activation and a residual from registers."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
     launch, ir = lowered(70, 72, 40, epilogue=True, activation=activation)
     assert dict(launch.call.constants)["staged"] is not bool(activation)
     rng = np.random.default_rng(3)
@@ -186,7 +186,7 @@ def test_nothing_is_written_outside(small: None) -> None:
 @pytest.mark.parametrize("tile", [SMALL, NARROWER], ids=name)
 def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
     if tile.last:
         monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, 1, 1))
     launch, ir = lowered(300, 90 if tile.last else 60, 136)
@@ -214,7 +214,7 @@ def test_tiles_stay_in_registers(
     tile: WgmmaTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No spills, no stack, no warning, with an epilogue or without."""
-    monkeypatch.setattr(wgmma, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
     layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
     if tile in WGMMA_TILES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ from centella.lang.values import Expr, Operand
 from centella.ops.cache import place_in
 from centella.ops.elements import offset_of
 from centella.ops.rope import NAN, Turn, table_entries
-from centella.ops.rows import fold, gathered, scattered
+from centella.ops.rows import Values, fold
 from centella.specs import Caps, Spec
 
 THREADS = 128  # of a group
@@ -189,3 +190,33 @@ def _factors(heads: list[Chunks], share: Share, lane: Expr) -> list[Expr]:
     )
     mean = (low + high) * (1 / dim)
     return gathered(1.0 / lang.sqrt(mean + lang.parameter("eps", f32)), share.each, lane)
+
+
+def scattered(values: Values, lanes: int, lane: Any) -> Any:
+    """Add up each of several values over lanes: lane i has the sum of values[i % len(values)].
+
+    Args:
+        values: as many as a power of two, not more than lanes.
+        lane: the number of this one.
+    """
+    mask = 1
+    while len(values) > 1:
+        odd = lane & mask != 0
+        pairs = zip(values[::2], values[1::2], strict=True)
+        kept = [(lang.select(odd, b, a), lang.select(odd, a, b)) for a, b in pairs]
+        values = [mine + lang.shuffle_xor(theirs, mask) for mine, theirs in kept]
+        mask *= 2
+    while mask < lanes:
+        values, mask = [values[0] + lang.shuffle_xor(values[0], mask)], mask * 2
+    return values[0]
+
+
+def gathered(value: Any, count: int, lane: Any) -> Values:
+    """The values of so many lanes, in each of them: of lane i, of each that is i modulo `count`."""
+    values, mask = [value], count // 2
+    while mask:
+        odd = lane & mask != 0
+        both = [(v, lang.shuffle_xor(v, mask)) for v in values]
+        values = [x for v, o in both for x in (lang.select(odd, o, v), lang.select(odd, v, o))]
+        mask //= 2
+    return values

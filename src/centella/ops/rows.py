@@ -115,36 +115,6 @@ def over_lanes(value: Any, lanes: int, op: str = "add", *, falling: bool = False
     return value
 
 
-def scattered(values: Values, lanes: int, lane: Any) -> Any:
-    """Add up each of several values over lanes: lane i has the sum of values[i % len(values)].
-
-    Args:
-        values: as many as a power of two, not more than lanes.
-        lane: the number of this one.
-    """
-    mask = 1
-    while len(values) > 1:
-        odd = lane & mask != 0
-        pairs = zip(values[::2], values[1::2], strict=True)
-        kept = [(lang.select(odd, b, a), lang.select(odd, a, b)) for a, b in pairs]
-        values = [mine + lang.shuffle_xor(theirs, mask) for mine, theirs in kept]
-        mask *= 2
-    while mask < lanes:
-        values, mask = [values[0] + lang.shuffle_xor(values[0], mask)], mask * 2
-    return values[0]
-
-
-def gathered(value: Any, count: int, lane: Any) -> Values:
-    """The values of so many lanes, in each of them: of lane i, of each that is i modulo `count`."""
-    values, mask = [value], count // 2
-    while mask:
-        odd = lane & mask != 0
-        both = [(v, lang.shuffle_xor(v, mask)) for v in values]
-        values = [x for v, o in both for x in (lang.select(odd, o, v), lang.select(odd, v, o))]
-        mask //= 2
-    return values
-
-
 def chunk_of(tile: Any, slot: Any) -> Any:
     """Where `stmatrix` of four matrices wants this thread's chunk of 64 rows, a warpgroup's."""
     thread = lang.local_id()

@@ -15,7 +15,7 @@ from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.matmul.streamed_kernel import CONSUMERS, WARPGROUP
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.tiled import tile_of
-from centella.ops.matmul.wgmma import WGMMA_TILES
+from centella.ops.matmul.wgmma_tiles import WGMMA_TILES
 from centella.ops.matmul.whole_rows import WIDEST, RowsTile
 from centella.ops.norm import NormAttrs
 from centella.ops.quant import digits_kernel

@@ -35,7 +35,8 @@ from centella.ops.matmul.skinny import SKINNY_MMA
 from centella.ops.matmul.streamed import FEWEST, SHARED
 from centella.ops.matmul.streamed_kernel import bring_both
 from centella.ops.matmul.tiled import store_words
-from centella.ops.matmul.wgmma import WARPGROUP, OperandRing, WgmmaTile, multiply
+from centella.ops.matmul.wgmma import OperandRing, multiply
+from centella.ops.matmul.wgmma_tiles import WARPGROUP, WgmmaTile
 from centella.ops.operands import NATIVE
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP

@@ -20,123 +20,28 @@ tiles, of the width and the number that make the longest round shortest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from centella import lang
-from centella.dtypes import DType, f32, u32
+from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
-from centella.ops.hopper import MULTIPROCESSORS
-from centella.ops.matmul.mma import MMA, preferred, takes
-from centella.ops.matmul.problem import Problem, aligned
+from centella.ops.matmul.mma import MMA, preferred
+from centella.ops.matmul.problem import aligned
 from centella.ops.matmul.product import Constants, Product, Scalars, tiles_launch
 from centella.ops.matmul.results import Finish, K, M, Staged, Stored
 from centella.ops.matmul.tiled import tile_place
+from centella.ops.matmul.wgmma_tiles import WARPGROUP, WgmmaTile, wgmma_tile_of, widths_of
 from centella.ops.ring import Ring
 from centella.specs import Caps
 
-WARPGROUP = 128  # threads
 REGISTERS = {1: (24, 240), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
-
-
 SIZES = ("m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")
 LAST = ("wide", "tiles_last")  # tiles of the first width; across the last columns
-
-
-class WgmmaTile(Struct, frozen=True):
-    """Tile sizes of a group: C is bm x bn, of depth bk a stage; stages of the ring.
-
-    Attributes:
-        turns: two consumers take tiles in turn, so that one multiplies while the other finishes;
-            else each takes 64 rows of every tile.
-        staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
-        gated: half of the bn columns are gates of the others; `staged` are of the results.
-        last: columns of the tiles of C's last columns, fewer than bn; 0: all have bn.
-    """
-
-    bm: int
-    bn: int
-    bk: int
-    stages: int
-    turns: bool = False
-    staged: int = 0
-    gated: bool = False
-    last: int = 0
-
-    @property
-    def widths(self) -> tuple[WgmmaTile, ...]:
-        """The tile of the first columns, and that of the last ones where it is another."""
-        return (self, replace(self, bn=self.last, last=0)) if self.last else (self,)
-
-    @property
-    def across(self) -> int:
-        """Columns of results."""
-        return self.bn // 2 if self.gated else self.bn
-
-    @property
-    def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return 2 if self.turns else self.bm // M
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile that one consumer has."""
-        return self.bm if self.turns else M
-
-    @property
-    def threads(self) -> int:
-        """Threads of a group."""
-        return (1 + self.consumers) * WARPGROUP
-
-    def takes(self, a_along_k: bool, b_along_k: bool) -> bool:
-        """Whether operands may lie so: across k, rows of the ring are whole panels."""
-        whole = self.bn % M == 0 and not self.last
-        return (a_along_k or self.bm % M == 0) and (b_along_k or whole)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes of both operands in one stage."""
-        return 2 * self.bk * (self.bm + self.bn)
-
-    @property
-    def staging(self) -> tuple[int, int, int]:
-        """Results in shared memory: a part for each consumer, rows, columns."""
-        return self.consumers, self.rows, self.staged
-
-    @property
-    def shared_bytes(self) -> int:
-        """Workgroup memory: the ring, its barriers, what is to be stored."""
-        staged = 2 * math.prod(self.staging)
-        return self.stages * (self.stage_bytes + 16) + 16 + staged
-
-
-# What a wide tile takes, measured, in columns of some; the first of the cheapest is chosen.
-WGMMA_TILES = {
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128): 129,
-    WgmmaTile(128, 128, 64, 6, turns=True, staged=32): 126,
-    WgmmaTile(128, 96, 64, 7, turns=True, staged=32): 98,
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 154,
-    WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
-    WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
-    WgmmaTile(128, 128, 64, 6, turns=True, staged=32, last=96): 127,
-}
-GATED_TILES = {
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=64, gated=True): 128,
-    WgmmaTile(128, 96, 64, 7, turns=True, staged=16, gated=True): 98,
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True): 161,
-    WgmmaTile(128, 64, 64, 7, turns=True, staged=32, gated=True): 80,
-    WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True, last=128): 162,
-}
-LAST_COSTS = {96: 106, 128: 128}  # of a narrower one
-SHALLOW, PARTS = 512, 1.08  # depth to which results in parts cost more: so many times as much
 
 
 class OperandRing:
@@ -320,59 +225,6 @@ wgmma: Kernel = Kernel(_wgmma, workgroup=384, name="wgmma")
 
 
 # -- how it is launched ---------------------------------------------------------------------------
-
-
-def wgmma_tile_of(
-    problem: Problem, dtypes: tuple[DType, DType], caps: Caps, gated: bool = False
-) -> WgmmaTile | None:
-    """The tile of a product by warpgroups, by what all take on the busiest multiprocessor.
-
-    The simulator has them too.
-    """
-    if not takes(dtypes) or not caps.warpgroups:
-        return None
-    fitting = [
-        tile for tile in (GATED_TILES if gated else WGMMA_TILES)
-        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
-        and tile.takes(problem.a_along_k, problem.b_along_k)
-        and not (tile.last and problem.batch > 1)
-    ]  # fmt: skip
-
-    return min(fitting, key=lambda tile: widths_of(tile, problem)[0], default=None)
-
-
-def widths_of(tile: WgmmaTile, problem: Problem) -> tuple[float, int, int]:
-    """What all tiles take on the busiest multiprocessor, and across C how many wide and narrower.
-
-    What they take is measured for tiles of the tables, else as for their columns.
-    """
-    down = -(-problem.m // tile.bm) * problem.batch
-    cost: float = (GATED_TILES if tile.gated else WGMMA_TILES).get(tile, tile.bn)
-    if problem.k <= SHALLOW and tile.staged < tile.across:
-        cost *= PARTS
-    if not tile.last:
-        across = -(-problem.n // tile.across)
-        return _longest(down * across, 0, cost, 0), across, 0
-    narrower = tile.widths[1].across
-    least = LAST_COSTS.get(tile.last, tile.last)
-
-    def parted(wide: int) -> tuple[float, int, int]:
-        rest = -(-(problem.n - wide * tile.across) // narrower)
-        return _longest(down * wide, down * rest, cost, least), wide, rest
-
-    return min(parted(wide) for wide in range(problem.n // tile.across + 1))
-
-
-def _longest(wide: int, narrower: int, cost: float, least: int) -> float:
-    """What the busiest of all multiprocessors has, which take tiles in turn, the wide ones first.
-
-    That is the first: no other has more tiles, or more wide ones.
-
-    Args:
-        wide, narrower: numbers of tiles; cost, least: of either, a narrower one of no more.
-    """
-    turns = -(-wide // MULTIPROCESSORS)
-    return turns * cost + (-(-(wide + narrower) // MULTIPROCESSORS) - turns) * least
 
 
 def _in_words(product: Product) -> tuple[str, ...]:
