@@ -85,7 +85,8 @@ def title(tile: AnyTile | None) -> str:
     size = f"{tile.bm}x{tile.bn}x{tile.bk}"
     if isinstance(tile, MmaTile):
         return f"{size}, {tile.wm}x{tile.wn}, {tile.stages}"
-    return f"{size}, wgmma{' in turn' * tile.turns}, {tile.stages}, {tile.staged}"
+    last = f", last {tile.last}" if tile.last else ""
+    return f"{size}, wgmma{' in turn' * tile.turns}, {tile.stages}, {tile.staged}{last}"
 
 
 def variant_of(tile: AnyTile | None) -> str | None:

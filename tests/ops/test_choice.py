@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from centella.check.cases.case import OWN, Case, In
-from centella.check.cases.products import variant_fits
+from centella.check.cases.fits import variant_fits
 from centella.check.cases.table import TABLE
 from centella.dtypes import DType, bf16, dtype_of, f16, f32, i8, u8
 from centella.emit.program import Call

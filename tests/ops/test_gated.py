@@ -20,11 +20,13 @@ from centella.ops.matmul import NORMED, mma, wgmma, wgmma_tiles
 from centella.ops.matmul.mma import MMA_TILES, MmaTile
 from centella.ops.matmul.wgmma_tiles import GATED_TILES, WgmmaTile
 from centella.ops.operands import NUMPY
+from centella.runtime.plans import Plans
 from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
 from centella.tensors import functional
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_mma import BEYOND, CAPS
+from tests.ops.test_wgmma import halves
 from tests.support.launched import laid_out, one_launch, op_form, parameters, result, rounded
 
 Array = np.ndarray[Any, Any]
@@ -157,7 +159,7 @@ def test_the_last_columns_have_narrower_tiles(
     monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, 2, 3))
     gated = lowered(130, 108, 136, bf16, bias=True)
     assert gated.call.groups == 15
-    gated.check(resident=resident)
+    gated.check(resident=resident, outliers=resident == 2)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,28 @@ def test_the_function_is_what_it_stands_for(device: ct.Device, gate: str, normed
         .astype("f32").numpy() for variant in (None, "apart")
     )  # fmt: skip
     np.testing.assert_allclose(chosen, apart, rtol=4e-3, atol=4e-3 * np.abs(apart).max())
+
+
+@pytest.mark.devices("cuda")
+@pytest.mark.parametrize("tile", [t for t in GATED_TILES if t.last], ids=name)
+def test_tiles_of_two_widths_on_a_device(
+    device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past every edge, rows with outliers among them."""
+    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda *_: tile)
+    monkeypatch.setattr(wgmma, "widths_of", halves)
+    monkeypatch.setattr(device.executor, "plans", Plans(device.executor.backend))
+    random = np.random.default_rng(8)
+    for m, n, k in ((40, 6, 8), (515, 302, 136), (257, 81, 520)):
+        x, w = (random.standard_normal(s) for s in ((m, k), (2 * n, k)))
+        x[::5] *= 300
+        given = [ct.asarray(v, "bf16", device) for v in (x, w)]
+        got = functional.normed_linear(*given, gate="silu", alpha=0.5, variant="wgmma")
+        want = expected("silu", rounded(x, bf16), rounded(w, bf16))
+        near = 2 * bf16.epsilon
+        np.testing.assert_allclose(
+            got.astype("f32").numpy(), want, rtol=near, atol=near * np.abs(want).max() / 8
+        )
 
 
 @pytest.mark.devices("cpu", "simulator", "webgpu", "cuda")

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 import centella as ct
 from centella.check.cases.case import Array, Case, rng_of
 from centella.check.cases.compare import TOLERANCE, difference, differences
-from centella.check.cases.products import variant_fits
+from centella.check.cases.fits import variant_fits
 from centella.check.cases.table import TABLE, cases_of
 from centella.dtypes import dtype_of, narrow, widen
 from centella.op import op

@@ -239,26 +239,44 @@ def test_descriptors_address_the_groups_own_memory(small: None) -> None:
         assert first in text
 
 
+def halves(tile: WgmmaTile, problem: Problem) -> tuple[float, int, int]:
+    """Half of the columns for wide tiles, the rest for narrower ones, where there are some."""
+    wide = -(-problem.n // tile.across)
+    if not tile.last:
+        return 0, wide, 0
+    wide //= 2
+    return 0, wide, -(-(problem.n - wide * tile.across) // tile.widths[1].across)
+
+
 @pytest.mark.devices("cuda")
-def test_a_swept_tile_on_a_device(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past every edge, B along k and across, at once and replayed in a graph."""
-    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda *_: WIDE)
+@pytest.mark.parametrize("tile", [WIDE, *(t for t in WGMMA_TILES if t.last)], ids=name)
+def test_tiles_on_a_device(
+    device: ct.Device, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past every edge, B along k and across, at once and replayed in a graph; of two widths."""
+    monkeypatch.setattr(wgmma, "wgmma_tile_of", lambda *_: tile)
+    monkeypatch.setattr(wgmma, "widths_of", halves)
     executor = device.executor  # without the plans of other tiles
     monkeypatch.setattr(executor, "plans", Plans(executor.backend))
     rng = np.random.default_rng(8)
 
-    def product(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+    def along(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
+        return apply("matmul", x, w.T, alpha=1.0, variant="wgmma")
+
+    def across(x: ct.Tensor, w: ct.Tensor) -> ct.Tensor:
         return apply("matmul", x, w, alpha=1.0, variant="wgmma")
 
     sizes = (3, 5, 8), (1000, 700, 520), (257, 129, 72)
-    for (m, n, k), turned in itertools.product(sizes, (True, False)):
+    for m, n, k in sizes:
         a, b = (rng.standard_normal(s).astype(np.float16) for s in ((m, k), (n, k)))
-        right = ct.asarray(b, device=device).T if turned else ct.asarray(b.T.copy(), device=device)
-        given = ct.asarray(a, device=device), right
         wanted = a.astype(np.float64) @ b.T.astype(np.float64)
-        for got in (product(*given), device.compile(product, *given)(*given)):
-            near = 2e-3 * np.abs(wanted).max()
-            np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-3, atol=near)
+        for product, right in ((along, b), (across, b.T.copy())):
+            if not tile.takes(True, product is along):
+                continue
+            given = ct.asarray(a, device=device), ct.asarray(right, device=device)
+            for got in (product(*given), device.compile(product, *given)(*given)):
+                near = 2e-3 * np.abs(wanted).max()
+                np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-3, atol=near)
 
 
 def test_a_launch_has_what_its_maps_need(small: None) -> None:

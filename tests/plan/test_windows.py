@@ -16,7 +16,7 @@ import pytest
 import centella as ct
 from centella.check.cases.case import Array, rng_of, tensor_of, values_of
 from centella.check.cases.compare import TOLERANCE, attrs_of, limit_of, record, reference_of
-from centella.check.cases.products import variant_fits
+from centella.check.cases.fits import variant_fits
 from centella.check.cases.table import TABLE
 from centella.dtypes import dtype_of, narrow, widen
 from tests.ops.test_ops import OPS, check

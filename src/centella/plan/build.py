@@ -155,16 +155,13 @@ def _alive(nodes: Sequence[PlanNode]) -> list[bool]:
 
 def _trimmed(nodes: list[PlanNode], alive: list[bool]) -> list[PlanNode]:
     """Nodes without what they compute for results that nobody reads."""
-    some = [i for i, n in enumerate(nodes) if alive[i] and n.op.unread is not None]
-    if not some:
-        return nodes
-    trimmed, readers = list(nodes), readers_of(nodes, alive)
-    for index in some:
-        node = nodes[index]
-        idle = frozenset(
-            o for o, kept in enumerate(node.wanted) if not kept and (index, o) not in readers
-        )
-        form = node.op.unread(node.form, idle) if idle and node.op.unread is not None else None
+    some = [
+        (i, n, n.op.unread) for i, n in enumerate(nodes) if alive[i] and n.op.unread is not None
+    ]
+    readers, trimmed = readers_of(nodes, alive) if some else {}, list(nodes)
+    for index, node, unread in some:
+        idle = [o for o, kept in enumerate(node.wanted) if not kept and (index, o) not in readers]
+        form = unread(node.form, frozenset(idle)) if idle else None
         if form is not None:
             trimmed[index] = replace(node, form=form)
     return trimmed

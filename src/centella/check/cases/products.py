@@ -8,19 +8,9 @@ from msgspec.structs import replace
 
 from centella.check.cases import planes
 from centella.check.cases.case import DEPTH, FLOATS, LAYOUTS, Case, In, Row
-from centella.dtypes import bf16, dtype_of, f16
-from centella.ops.matmul import skinny
-from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.problem import LinearAttrs
-from centella.ops.matmul.streamed_kernel import CONSUMERS, WARPGROUP
-from centella.ops.matmul.table import TILES
-from centella.ops.matmul.tiled import tile_of
-from centella.ops.matmul.wgmma_tiles import WGMMA_TILES
-from centella.ops.matmul.whole_rows import WIDEST, RowsTile
 from centella.ops.norm import NormAttrs
-from centella.ops.quant import digits_kernel
 from centella.ops.quant.table import FORMATS
-from centella.specs import Caps
 
 MATRICES: tuple[tuple[int, int, int], ...] = (
     (1, 1, 1),
@@ -50,44 +40,7 @@ SKINNY: tuple[tuple[int, int, int], ...] = (
     (13, 61, 37),
     (16, 264, 8),
 )
-ROOM = (
-    32 << 10
-)  # bytes of workgroup memory, more than attention of few queries on tensor cores takes
 ON_CORES: tuple[tuple[int, int, int], ...] = ((2, 67, 33), (13, 61, 37), (20, 264, 8))
-
-
-def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
-    """Whether a device can run the variant that a case forces."""
-    variant = case.attrs.get("variant")
-    dtypes = [dtype_of(i.dtype or dtype) for i in case.inputs[:2]]
-    if variant == "skinny_mma":
-        return skinny.takes((dtypes[0], dtypes[1])) and mma_tile_of((f16, f16), caps) is not None
-    if variant in ("grouped", "dequantized"):  # tensors of what is quantised are of x's dtype
-        return mma_tile_of((dtypes[0], dtypes[variant == "grouped"]), caps) is not None
-    if variant in ("ring", "ring_split"):
-        return caps.warpgroups and caps.max_shared >= 2 * ROOM and dtypes[0] in (bf16, f16)
-    if variant == "cluster":
-        return caps.clusters and caps.max_shared >= ROOM
-    if variant in ("streamed", "streamed_rows", "streamed_many"):
-        room = caps.max_workgroup >= CONSUMERS + WARPGROUP
-        if variant == "streamed_many":
-            room = caps.max_workgroup >= 2 * WARPGROUP and caps.max_shared >= 2 * ROOM
-        return caps.warpgroups and room and dtypes[0] is dtypes[1] and dtypes[0] in (bf16, f16)
-    if variant == "streamed_digits":
-        room = caps.max_workgroup >= digits_kernel.kernel.workgroup and caps.max_shared >= ROOM
-        return caps.warpgroups and room and dtypes[0] in (bf16, f16)
-    if variant in ("mma", "wgmma", "split_mma", "cluster_mma", "whole_rows"):
-        had = mma_tile_of((dtypes[0], dtypes[1]), caps) is not None
-        room = any(tile.shared_bytes <= caps.max_shared for tile in WGMMA_TILES)
-        if variant == "split_mma":
-            return had and caps.max_shared >= ROOM
-        if variant == "cluster_mma":
-            return had and caps.clusters and caps.max_shared >= ROOM
-        if variant == "whole_rows":
-            room = RowsTile(WIDEST).shared_bytes <= caps.max_shared
-        return had and (variant not in ("wgmma", "whole_rows") or (room and caps.warpgroups))
-    least = min((d.itemsize for d in dtypes), default=0)
-    return variant not in TILES or tile_of(variant, least, caps) is not None
 
 
 def tensor_cores() -> list[Case]:

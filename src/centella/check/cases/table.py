@@ -18,6 +18,7 @@ from centella.check.cases.caches import (
 from centella.check.cases.case import Case, Row
 from centella.check.cases.elementwise import cast, expressions, fused
 from centella.check.cases.experts import expert_linear
+from centella.check.cases.fits import variant_fits
 from centella.check.cases.move import (
     arange,
     assign,
@@ -38,7 +39,6 @@ from centella.check.cases.products import (
     linear_norm,
     matmul,
     normed_linear,
-    variant_fits,
 )
 from centella.check.cases.rows import (
     argmax,

@@ -73,14 +73,14 @@ class Beams:
     def _best(self, logits: Tensor, timed: bool, no_repeat: bool) -> tuple[Tensor, Tensor]:
         """The best texts by logits [batch, beam, vocab]: scores, codes, each [batch, 2 beam]."""
         rules, levels = self._session.vocabulary.rules(timed), self._session.suppress.levels
-        so_far, (batch, beam, vocab) = self._beams.scores.value.reshape(-1, 1), logits.shape
+        so_far, (batch, beam, vocab) = self._beams.scores.value, logits.shape
         if not no_repeat:
             known = (self._notes.value.reshape(batch, beam, -1), so_far.reshape(batch, beam))
             best, which = apply_all(get("speech_beams"), (logits, levels, *known), rules)
             return best, which
         own = self._no_repeat.masked(fn.log_softmax(logits.reshape(batch * beam, vocab), -1))
         allowed = apply_all(get("speech_scores"), (own, levels, self._notes.value), rules)[0]
-        return fn.topk((allowed + so_far).reshape(batch, -1), 2 * beam)
+        return fn.topk((allowed + so_far.reshape(-1, 1)).reshape(batch, -1), 2 * beam)
 
     def _move(self, best: Tensor, which: Tensor, no_repeat: bool) -> None:
         """Beams go on with the best of the candidates, [batch, 2 beam], that have not ended."""
