@@ -126,6 +126,29 @@ def test_a_number_that_a_warpgroup_has_in_common() -> None:
         simulate(other, [t.words for t in tensors.values()], bits(other, tensors), 1)
 
 
+def phases(y: Out[u32]) -> None:
+    """The first warp waits for a phase that is over, the others for the one before the first."""
+    there, me = ptx.Barriers(2), lang.local_id()
+    with lang.if_(me == 0):
+        there.init(0, 1)
+        there.init(1, 1)
+        ptx.init_fence()
+    lang.barrier()
+    with lang.if_(me == 0):
+        there.arrive(0)
+    with ptx.role(0, WG):
+        other = lang.select(me < 32, lang.const(0, u32), 1)
+        there.wait(other, other)
+        y[me] = me
+
+
+def test_warps_of_a_warpgroup_wait_for_phases_of_their_own() -> None:
+    tensors = {"y": empty((WG,), u32)}
+    ir = record(phases, tensors, WG)
+    simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors), 1)
+    assert tensors["y"].numpy().tolist() == list(range(WG))
+
+
 @HALVES
 @pytest.mark.parametrize("along", [True, False], ids=["MK", "KM"])
 def test_boxes_and_products(dtype: DType, along: bool) -> None:

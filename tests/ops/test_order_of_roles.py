@@ -36,7 +36,8 @@ RELEASE = """\
             with lang.if_(lane == 0):
                 shared.empty.arrive(stage)
 """
-RUN = "            self._run(rows, step * ACROSS + self.part, stage)\n"
+RUN = "            self._run(rows, step * shared.tile.across + self.part, stage)\n"
+OF_DIGITS = "            self._multiply(rows, turns * crews + self.crew, stage)\n"
 OF_TILES = """\
         with lang.if_(leader & (step > 0)):
             shared.empty.arrive(before)
@@ -90,7 +91,7 @@ def of_digits() -> tuple[Call, list[Spec]]:
     (call,), specs = test_streamed_blocks.product_of(
         "q8_0", 1, 100, 4096, caps=caps, variant=STREAMED_DIGITS
     )
-    assert dict(call.constants)["tile"].stages < 8
+    assert dict(call.constants)["tile"].stages < 16
     return call, specs
 
 
@@ -127,7 +128,7 @@ KEPT = """\
             shared.read.arrive(slot)
 """
 STEPS = "        for step in lang.range(lang.const(shared.steps, u32)):\n            stage = self"
-IN_TURN = "        for step in lang.range(\n            lang.ptx.warpgroup_uniform("
+IN_TURN = "        for turns in lang.range("
 LOADED = "partial(meet, shared.met, turn))\n"
 TOLD = "shared.told.wait(slot, self.beside.parity)\n"
 # The launch, its kernel's module, what stands elsewhere or nowhere, the race.
@@ -180,8 +181,8 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     ),
     "planes of one row are read": (of_digits, digits_kernel, [(TOLD, "\n")], EARLY),
     "digits are read": (
-        of_digits, digits_kernel, [("vectors, meeting)\n    meeting()\n", "vectors, meeting)\n")],
-        WRITTEN,
+        of_many_digits, digits_kernel,
+        [("vectors, meeting)\n    meeting()\n", "vectors, meeting)\n")], WRITTEN,
     ),
     "sums of digits are read": (
         of_digits, digits_kernel, [("of_two)\n        meeting()\n", "of_two)\n")], WRITTEN,
@@ -197,7 +198,7 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
         [("of_two = turn.get() % 2", "of_two = lang.const(0, u32)")], WRITTEN,
     ),
     "a stage of digits is released": (
-        of_digits, digits_kernel, [(RUN + OF_BLOCKS, OF_BLOCKS + RUN)], COMES,
+        of_digits, digits_kernel, [(OF_DIGITS + OF_BLOCKS, OF_BLOCKS + OF_DIGITS)], COMES,
     ),
     "a stage of tiles is released": (
         of_tiles, wgmma, [(8 * " " + WAIT + OF_TILES, OF_TILES + 8 * " " + WAIT)], COMES,

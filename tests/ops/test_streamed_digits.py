@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from centella.dtypes import DType, bf16, f16, f32
 from centella.emit.program import Call
@@ -16,6 +17,7 @@ from centella.op import op
 from centella.op.op import Form
 from centella.ops.matmul.normed import reference
 from centella.ops.quant.digits import STREAMED_DIGITS, preferred
+from centella.ops.quant.stream import BlockStream
 from centella.ops.quant.table import FORMATS
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec, make_spec
@@ -124,6 +126,47 @@ def test_norms_and_gates_join_it(
     wanted = reference(*exact, **attrs)
     size = np.abs(wanted).max()
     np.testing.assert_allclose(result(call, words), wanted, rtol=1e-5, atol=1e-6 * size)
+
+
+@pytest.mark.parametrize(
+    ("format", "n", "k", "room", "runs"),
+    [("q8_0", 6144, 2560, 112, 2), ("q4_k", 2400, 4096, 80, 4), ("q6_k", 6144, 2560, 120, 2)],
+)
+def test_rings_come_round_while_warps_of_a_warpgroup_are_in_other_rounds(
+    format: str, n: int, k: int, room: int, runs: int
+) -> None:
+    """Three warps are a crew, so that a warpgroup has warps of several; few groups run."""
+    caps = replace(CAPS, max_shared=room << 10)
+    (call,), specs = product_of(format, 1, n, k, y=f32, caps=caps, variant=STREAMED_DIGITS)
+    tile = tile_of(call)
+    assert tile.teams == 3 and tile.runs == runs
+    compare_with_float64(format, call, specs, (), n, 1e-6)
+
+
+def tile_of(call: Call) -> BlockStream:
+    tile = dict(call.constants)["tile"]
+    assert isinstance(tile, BlockStream)
+    return tile
+
+
+def stages_of(call: Call, k: int, n: int) -> int:
+    """What a group takes in all, with what is behind the last columns."""
+    tile = tile_of(call)
+    blocks = -(-n // tile.rows)
+    return -(-k // (tile.columns * tile.crews)) * tile.crews * -(-blocks // call.groups)
+
+
+@pytest.mark.parametrize("format", STREAMED)
+@pytest.mark.parametrize("k", [512, 1024, 2560, 3072, 4096, 9728, 12288])
+@pytest.mark.parametrize("n", [38, 1024, 2560, 4300, 6144, 151936])
+def test_a_stage_is_one_crews_and_a_multiprocessor_one_groups(format: str, n: int, k: int) -> None:
+    """Else a warp could take the numbers of another's stage, and groups be two on one."""
+    (call,), _ = product_of(format, 1, n, k, variant=STREAMED_DIGITS)
+    tile, ir = tile_of(call), traced(call)
+    assert tile.stages % tile.crews == 0 and tile.threads % 128 == 0
+    assert tile.stages >= min(2 * tile.crews, stages_of(call, k, n))
+    used = sum(4 * array.words for array in ir.shared)
+    assert 114 << 10 < used < 216 << 10 and ir.workgroup == tile.threads + 32
 
 
 def product_with(x: Array) -> tuple[Array, Array, Array]:

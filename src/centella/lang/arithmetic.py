@@ -89,7 +89,8 @@ def _widen_u7(type_: str, attr: tuple[str, int, int], word: Array) -> Array:
 
 
 def _permute_bytes(type_: str, order: tuple[int, ...], a: Array, b: Array) -> Array:
-    words = [(a, b)[byte // 4] >> 8 * (byte % 4) & 255 for byte in order]
+    words = [(a, b)[byte % 8 // 4] >> 8 * (byte % 4) & 255 for byte in order]
+    words = [(w >> 7) * np.uint32(255) if n > 7 else w for n, w in zip(order, words, strict=True)]
     result: Array = words[0] | words[1] << 8 | words[2] << 16 | words[3] << 24
     return result
 

@@ -132,10 +132,10 @@ class Barriers:
     def _wait(self, machine: Machine, index: int) -> Iterator[None]:
         _, _, _, array = machine.ir.body[index]
         active = machine.active
-        parity = operand_values(machine, index, 1)[0]
-        which = barriers_of(machine, index, 0, array)
-        numbers = sorted(set(which))
-        for number in numbers:
+        parities = operand_values(machine, index, 1)
+        which = list(zip(barriers_of(machine, index, 0, array), parities, strict=True))
+        phases = sorted(set(which))
+        for number, parity in phases:
             barrier = self.at(array, number)
             if not barrier.needed:
                 raise machine.fault_here(index, "a barrier that was not initialised")
@@ -145,8 +145,8 @@ class Barriers:
                 machine.narrow(active)
             machine.passed += 1
             here = np.array(np.broadcast_to(active, machine.shape))
-            if len(numbers) > 1:
-                here[here] = np.array(which) == number
+            if len(phases) > 1:
+                here[here] = [phase == (number, parity) for phase in which]
             self.clocks.learn(self.clocks.warps_in(here), barrier.known)
             # What arrivals come after is seen by who has waited: a later epoch.
             later = np.maximum(machine.epoch, barrier.epoch + 1)

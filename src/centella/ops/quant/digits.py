@@ -6,16 +6,22 @@ from msgspec.structs import replace
 
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
+from centella.ops.hopper import TWO_GROUPS
 from centella.ops.layout import rows_of
 from centella.ops.matmul.normed import DIGITS, NormedAttrs
 from centella.ops.matmul.problem import LinearAttrs, aligned
-from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, groups_of, outputs_of
-from centella.ops.matmul.streamed_kernel import LAYER, SUMS
-from centella.ops.quant.digits_kernel import CREWS, PAIR, PARTS, kernel, pitch_of
-from centella.ops.quant.format import GROUP
+from centella.ops.matmul.streamed import LEAST, blocks_of, groups_of, outputs_of
+from centella.ops.matmul.streamed_kernel import EIGHT, LAYER, SUMS
+from centella.ops.quant.digits_kernel import (
+    LEVELS,
+    MOST_WARPS,
+    PITCH,
+    RUNS,
+    kernel,
+    pitch_of,
+)
 from centella.ops.quant.product import Product, launched, of_linear, product_of
 from centella.ops.quant.stream import (
-    COLUMNS,
     MOST_ROWS,
     BlockStream,
     bytes_of,
@@ -23,9 +29,13 @@ from centella.ops.quant.stream import (
     parts_of,
     words_of,
 )
+from centella.ops.rows import WARP
 from centella.specs import Caps
 
 LONGEST = 16384  # of h, which is in shared memory whole
+ROOM = 208 << 10  # bytes of shared memory: attention's groups lie beside one
+STAGE = 0.5  # what a warp does for a stage beside its products, in runs of eight rows
+ALONE = 20  # warps of a multiprocessor that wait for each other as long as for their own results
 
 
 def _of_normed(form: Form[NormedAttrs]) -> Product:
@@ -48,24 +58,49 @@ def _tile(product: Product, caps: Caps) -> BlockStream | None:
         return None
     halves = 2 if product.gated else 1
     rows = outputs_of(problem, product.y.dtype, halves, MOST_ROWS)
-    groups = groups_of(problem, rows)
-    slots = 1 if blocks_of(problem, rows) <= groups else 2
-    tile = BlockStream(rows, 0, halves=halves, slots=slots)
-    steps = -(-problem.k // COLUMNS)
-    kept = 4 * steps * COLUMNS // (2 * GROUP) * (PAIR + 4)
-    beside = sum(words_of(rows, *layout) for layout in parts_of(kind, product.planes)[0])
-    kept += 4 * tile.slots * halves * beside
-    kept += 8 * PARTS * pitch_of(tile)
-    stage = halves * tile.height * bytes_of(kind)
-    most = max(steps * -(-blocks_of(problem, rows) // groups), CREWS)
-    room = min(SHARED, caps.max_shared) - kept - 2048
-    tile = replace(tile, stages=min(room // stage, most))
-    fits = tile.stages >= max(LEAST, CREWS) and kernel.workgroup <= caps.max_workgroup
+    turns = -(-blocks_of(problem, rows) // groups_of(problem, rows))  # blocks of a group
+    one = BlockStream(rows, 0, halves=halves, slots=min(turns, 2), across=1)
+    one = replace(one, teams=halves * one.height // EIGHT)
+    tiles = [
+        tile for crews in range(1, MOST_WARPS // one.teams + 1) for runs in (RUNS, 2 * RUNS)
+        if crews * one.teams % 4 == 0  # whole warpgroups
+        and (tile := _with_stages(replace(one, runs=runs, crews=crews), product, turns, caps))
+    ]  # fmt: skip
+    return min(tiles, key=lambda tile: _cost(tile, problem.k), default=None)
+
+
+def _with_stages(tile: BlockStream, product: Product, turns: int, caps: Caps) -> BlockStream | None:
+    """With as many stages as have room; None where they are too few, or threads too many."""
+    steps = _rounds(tile, product.problem.k) * tile.crews
+    runs = steps * tile.runs
+    kept = 16 * runs * PITCH + 4 * (runs // RUNS) * LEVELS
+    beside = sum(
+        words_of(tile.rows, *plane) for plane in parts_of(product.format, product.planes)[0]
+    )
+    kept += 4 * tile.slots * tile.halves * beside + 8 * tile.crews * pitch_of(tile)
+    stage = tile.halves * tile.height * bytes_of(product.format, tile.columns)
+    stages = min((min(ROOM, caps.max_shared) - kept - 2048) // stage, steps * turns)
+    stages = stages // tile.crews * tile.crews
+    spare = min(TWO_GROUPS, caps.max_shared) - (kept + stages * stage)
+    tile = replace(tile, stages=stages, spare=max(spare // 4, 0))
+    few = min(LEAST * tile.crews, steps * turns)
+    fits = tile.stages >= max(few, LEAST) and tile.threads + WARP <= caps.max_workgroup
     return tile if fits else None
 
 
+def _cost(tile: BlockStream, k: int) -> tuple[float, int]:
+    """What crews take, each as long as the warps of a scheduler do, or one of them alone."""
+    each = tile.runs + STAGE  # of a stage, in runs
+    return _rounds(tile, k) * each * max(tile.crews * tile.teams, ALONE), tile.crews
+
+
+def _rounds(tile: BlockStream, k: int) -> int:
+    """Stages of a crew."""
+    return -(-k // (tile.columns * tile.crews))
+
+
 def _launches(product: Product, tile: BlockStream) -> Lowered:
-    return launched(kernel, product, tile, (("kind", product.kind),))
+    return launched(kernel, product, tile, (("kind", product.kind),), tile.threads + WARP)
 
 
 def _preferred(form: object, caps: Caps) -> bool:

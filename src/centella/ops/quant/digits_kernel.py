@@ -5,21 +5,26 @@
     h = x, or x normalised as in `matmul/streamed_kernel.py`
 
 How weights come is in `stream.py`. Stored numbers are multiplied as the bytes they are; it is h
-that is made of integers, once for a group. Of 32 neighbours, the largest of which is below 2^e,
+that is made of integers, once for a group. Of 256 neighbours, the largest of which is below 2^e,
 each is cut to an integer of 31 bits times 2^(e - 30), and that is four digits of 8 bits, from -128
-to 127: columns of the second factor of `mma`, whose first has 16 rows of 32 bytes. Sums of 32
-products are exact. They are made f32, multiplied by their factor and 2^(e - 30), and added to one
-sum for each digit; 256 to the power of the digit comes last. What a format adds to its numbers
-times a factor is multiplied by the sum of h. (Digits of a factor on integer tensor cores: Ootomo,
-Ozaki and Yokota 2023, arXiv 2306.11975, there of f64.)
+to 127: columns of the second factor of `mma`. The first has 8 rows of 32 bytes, and below them the
+32 bytes after those; the second has the digits of both. Sums of 32 products are exact. Where a
+format's factors are integers times one of 256 numbers, sums are multiplied by them as integers and
+added up, exactly; else as f32. They are multiplied by that factor and 2^(e - 30), and added to one
+sum for each digit in f32; 256 to the power of the digit comes last. What a format adds to its
+numbers times a factor is multiplied by the sum of h. (Digits of a factor on integer tensor cores:
+Ootomo, Ozaki and Yokota 2023, arXiv 2306.11975, there of f64.)
 
-The error is that of h, below 2^-29 of the largest of 32 (of 2^-97, where that is more), and of
-additions in f32. 32 neighbours with an infinity or NaN give NaN.
+A warp has eight rows, and so has its team of one warp of each crew: crews take the stages in turn,
+and a stage is always one crew's, so that none can take what another has not had yet for its own.
+
+The error is that of h, below 2^-29 of the largest of 256 (of 2^-97, where that is more), and of
+additions in f32. 256 neighbours with an infinity or NaN give NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -30,61 +35,58 @@ from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.streamed_kernel import EIGHT, SUMS, Normed, meet
 from centella.ops.matmul.streamed_rows import PAD, Sums
-from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS
-from centella.ops.quant.stream import (
-    ACROSS,
-    COLUMNS,
-    TEAMS,
-    WARPS,
-    Beside,
-    BlockStream,
-    Factor,
-    Row,
-    Weights,
-    per_byte,
-)
+from centella.ops.quant.format import GROUP, RUN, SYMBOLS, Levels
+from centella.ops.quant.numbers import field
+from centella.ops.quant.stream import Beside, BlockStream, Factor, Row, Weights
 from centella.ops.quant.table import FORMATS
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP, fold, over_lanes
 
-CREWS = 2
-CONSUMERS = CREWS * WARPS * WARP
-PARTS = CREWS * ACROSS  # of the columns
+RUNS = 2  # whose numbers of h have one scale
+COLUMNS = RUNS * RUN
+MOST_WARPS = 24  # that multiply
 DIGITS = 4
 OFFSET = 0x00808080  # which makes digits of 0 to 255 those of -128 to 127
 EXPONENT, LEAST = 0x7F800000, 30  # of f32; the smallest that has a scale
-PAIR = 2 * GROUP + 4  # words of the digits of two groups, and some for banks of their own
+SECOND = DIGITS * QUAD + 1  # the chunk where the second of two groups begins
+PITCH = WARP + 4  # chunks of the digits of a run, some unused for banks of their own
+LEVELS = 4 * QUAD  # words of the sums and scales of so many columns
 MAGIC, MAGIC_VALUE = 0x4B400000, 12582912.0  # 1.5 2^23: plus a sum below 2^22 it is an f32's bits
 
 
 def pitch_of(tile: BlockStream) -> int:
-    """Words of the sums of a block: of the rows of all warps, which may be more than it has."""
-    return tile.halves * tile.height + TEAMS * EIGHT + PAD
+    """Words of the sums of a block."""
+    return tile.halves * tile.height + PAD
 
 
 class Digits:
-    """A row of h in shared memory as digits, and of each 32 numbers a scale and their sum.
+    """A row of h in shared memory as digits, and of each COLUMNS a scale, and sums of groups.
 
-    Of two groups the four words of a lane, two for each group, are a chunk: digit c of the numbers
-    4 t to 4 t + 3, then 16 further, is lane 4 c + t's.
+    Two groups are a second factor of `mma`: digit c of the first is column c, of the other column
+    4 + c. A lane's words of two such factors, a run's, are a chunk.
+
+    Args:
+        capacity: numbers there is room for; kind: of the norm; threads: of the group, that fill it.
+        in_turn: whether of the groups of a scale every other's sums are a chunk, or those of groups
+            t and 4 + t.
     """
 
-    def __init__(self, capacity: int, kind: str) -> None:
-        self.normed: Normed = Normed(capacity, kind, CONSUMERS)
-        pairs = capacity // (2 * GROUP)
-        self._words = lang.shared(u32, pairs * PAIR)
-        self._levels = lang.shared(f32, 4 * pairs)
+    def __init__(self, capacity: int, kind: str, threads: int, in_turn: bool) -> None:
+        self.in_turn: bool = in_turn
+        self.normed: Normed = Normed(capacity, kind, threads)
+        self._words = lang.shared(u32, capacity // RUN * PITCH * 4)
+        self._levels = lang.shared(f32, capacity // COLUMNS * LEVELS)
 
     def fill(
         self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
     ) -> None:  # fmt: skip
-        """Write this thread's chunks; four neighbouring threads have a group."""
+        """Write this thread's chunks; four neighbouring threads have a group, a warp a scale."""
         chunks = self.normed.chunks(me)
         for chunk, eight in zip(chunks, self.normed.values(me, x, k, vectors, meet), strict=True):
             inside = chunk * EIGHT < k
             values = [lang.select(inside, v, 0.0) for v in eight]
             bits = [lang.bitcast(v, u32) & 0x7FFFFFFF for v in values]
-            largest = over_lanes(fold(bits, lang.maximum), GROUP // EIGHT, "max")
+            largest = lang.subgroup_max(fold(bits, lang.maximum))  # COLUMNS are a warp's chunks
             total = over_lanes(fold(values, lambda a, b: a + b), GROUP // EIGHT)
             exponent = lang.maximum(largest >> 23, LEAST)
             up = lang.bitcast((283 - exponent) << 23, f32)
@@ -92,22 +94,31 @@ class Digits:
             down = lang.select(largest < EXPONENT, down, float("nan"))
             words = [_digits(v * up) for v in values]
             with lang.if_(chunk < self.normed.capacity // EIGHT):
-                pair, group = chunk // 8, chunk // 4 % 2
-                start = pair * PAIR + chunk % 2 * 8 + (group * 2 + chunk // 2 % 2)
+                start = chunk // 16 * (4 * PITCH) + chunk // 4 % 2 * (4 * SECOND)
+                start = start + chunk % 2 * 8 + (chunk // 8 % 2 * 2 + chunk // 2 % 2)
                 for quad in range(2):
                     for digit, word in enumerate(_turned(words[4 * quad : 4 * quad + 4])):
                         self._words[start + (quad * 4 + digit * 16)] = word
                 with lang.if_(chunk % 4 == 0):
-                    self._levels[pair * 4 + group * 2] = down
-                    self._levels[pair * 4 + group * 2 + 1] = total
+                    group, at = chunk // 4 % 8, chunk // 32 * LEVELS
+                    if self.in_turn:
+                        at = at + group % 2 * 4 + group // 2
+                    else:
+                        at = at + group % 4 * 4 + group // 4
+                    self._levels[at] = total
+                    self._levels[at + (8 if self.in_turn else 2)] = down
 
-    def load(self, pair: Any, lane: Any) -> list[Any]:
-        """This lane's words of two groups; columns past those of the digits have them again."""
-        return self._words.load(pair * PAIR + lane % (DIGITS * QUAD) * 4)
+    def load(self, run: Any, lane: Any) -> list[list[Any]]:
+        """This lane's words of the second factors of a run."""
+        words = self._words.load_chunk(run * PITCH + (lane + lane // (DIGITS * QUAD)))
+        return [words[:2], words[2:]]
 
-    def levels(self, pair: Any) -> list[Any]:
-        """Scale and sum of two groups."""
-        return self._levels.load(pair * 4)
+    def sums(self, scale: Any, which: Any) -> tuple[list[Any], Any]:
+        """Sums of groups that have the scale of a number, as `in_turn` says of which, and it."""
+        sums = self._levels.load_chunk(scale * QUAD + which)
+        if self.in_turn:
+            return sums, self._levels[scale * LEVELS + 8]
+        return sums[:2], sums[2]
 
 
 def _digits(value: Any) -> Any:
@@ -132,132 +143,172 @@ def _streamed_digits(
     stored = FORMATS[format]
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(stored.planes)]]
-    shared = Weights(tile, stored, depth, beside, x.dtype, w, planes, CREWS)
-    digits = Digits(shared.steps * COLUMNS, kind)
-    sums = Sums(PARTS, 2, pitch_of(tile))  # of two blocks in turn
-    with lang.ptx.role(0, CONSUMERS):
+    shared = Weights(tile, stored, depth, beside, x.dtype, w, planes)
+    in_turn = shared.cores.levels is None
+    digits = Digits(shared.steps * tile.columns, kind, tile.threads, in_turn)
+    sums = Sums(tile.crews, 2, pitch_of(tile))  # of two blocks in turn
+    if tile.spare:
+        lang.shared(u32, tile.spare)
+    with lang.ptx.role(0, tile.threads):
         _consume(shared, digits, sums, activation, x, y, operands)
-    with lang.ptx.role(CONSUMERS, WARP), lang.if_(lang.local_id() == CONSUMERS):
+    with lang.ptx.role(tile.threads, WARP), lang.if_(lang.local_id() == tile.threads):
         shared.bring()
 
 
 class _Consumer:
-    """A warp: its share of a stage's columns and rows, and where it is in both rings.
-
-    Attributes:
-        next: the first stage of a block that its crew takes; crews take them in turn.
-    """
+    """A warp: its eight rows, and where it is in both rings."""
 
     def __init__(self, shared: Weights, digits: Digits) -> None:
         self.shared, self.digits, tile = shared, digits, shared.tile
         me = lang.local_id()
         self.lane, warp = me % WARP, me // WARP
-        self.part, team, self.crew = warp % ACROSS, warp // ACROSS % TEAMS, warp // WARPS
-        self.next = lang.var(self.crew, u32)
-        both = tile.halves == 2  # each team has the rows of one
-        self.half: Any = team if both else 0
-        self.first: Any = 0 if both else team * tile.lines
-        self.eights = tile.lines // EIGHT
+        team, self.crew = warp % tile.teams, warp // tile.teams
+        eights = tile.height // EIGHT  # of a half
+        self.half: Any = team // eights if tile.halves == 2 else 0
+        self.first: Any = team % eights * EIGHT
         self.ring, self.beside = Ring(tile.stages), Ring(tile.slots)
         self.ring.move(self.crew)
-        dtype = shared.ring.dtype
-        row = lang.minimum(self.first + self.lane % tile.lines, tile.rows - 1)
-        column = self.part * (RUN // per_byte(shared.kind) // CHUNK)
-        self.start: Any = shared.ring.chunk(row, column + self.lane // tile.lines % 2, self.half)
-        self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.eights == 2 else (16, 8))
+        row = lang.minimum(self.first + self.lane % EIGHT, tile.rows - 1)
+        self.start: Any = shared.start(row, 0, self.lane, self.half)
+        self.stored = shared.fragment()
         high = shared.high
-        self.high = high.start(row, self.part, self.lane, self.half) if high else None
+        self.high = high.start(row, 0, self.lane, self.half) if high else None
+        dtype = shared.ring.dtype
         self.height = lang.ptx.Fragment(dtype, (16, 16))
         self.width = lang.ptx.Fragment(dtype, (16, 8))
         self.products = lang.ptx.Fragment(i32, (16, 8))
-        self.kept = lang.vars(f32, self.eights, 2, init=0.0)  # of two digits
-        self.below = lang.vars(f32, self.eights, init=0.0)  # what is added to numbers, times h
+        self.second = self.lane % QUAD >= 2  # of two groups, this lane has the second's sums
+        self.kept = lang.vars(f32, 2, init=0.0)  # of two digits
+        self.below = lang.var(0.0, f32)  # what is added to numbers, times h
 
     def block(self, block: Any, sums: Sums, turn: Any) -> None:
         """The sums of a block."""
-        shared = self.shared
-        for register in (r for line in (*self.kept, self.below) for r in line):
+        shared, crews = self.shared, self.shared.tile.crews
+        for register in (*self.kept, self.below):
             register.set(0.0)
         slot = self.beside.stage.get()
         shared.told.wait(slot, self.beside.parity)
         first = shared.row(block, 0)
         if shared.halves == 2:
             first = first + self.half * shared.p["half"]
-        rows = [
-            shared.rows(slot, self.half, first, self.first + (self.lane // QUAD + e * EIGHT))
-            for e in range(self.eights)
-        ]
-        for step in lang.range(
-            lang.ptx.warpgroup_uniform(self.next.get()), lang.const(shared.steps, u32), CREWS
-        ):
+        rows = shared.rows(slot, self.half, first, self.first + self.lane // QUAD)
+        for turns in lang.range(lang.const(shared.rounds, u32)):
             stage = self.ring.stage.get()
             shared.full.wait(stage, self.ring.parity)
-            self._run(rows, step * ACROSS + self.part, stage)
+            self._multiply(rows, turns * crews + self.crew, stage)
             with lang.if_(self.lane == 0):
                 shared.empty.arrive(stage)
-            self.ring.skip(CREWS)
-        self.next.set((self.next + shared.steps) % CREWS)
+            self.ring.skip(crews)
         with lang.if_(self.lane == 0):
             shared.read.arrive(slot)
         self.beside.advance()
         self._leave(sums, turn)
 
-    def _run(self, rows: list[list[Row]], number: Any, stage: Any) -> None:
-        """RUN columns, of which so many come before; past the last ones h is 0."""
-        digits, levels = list[Any](), list[Any]()
-        own = self.start, self.stored, self.high
-        for group, words, factors in self.shared.groups(rows, number, stage, *own):
-            if group % 2 == 0:
-                pair = number * (RUN // (2 * GROUP)) + group // 2
-                digits, levels = self.digits.load(pair, self.lane), self.digits.levels(pair)
-            at = group % 2 * 2
-            self._multiply(words, digits[at : at + 2], levels[at : at + 2], factors)
+    def _multiply(self, rows: list[Row], step: Any, stage: Any) -> None:
+        """A stage's columns, of which so many come before; past the last ones h is 0."""
+        cores, scales = self.shared.cores, self.shared.tile.runs // RUNS
+        for part in range(scales):
+            scale = step * scales + part
+            runs = [self.shared.run(scale * RUNS + i, rows) for i in range(RUNS)]
+            products = self._products(scale, stage, part * RUNS)
+            if cores.levels:
+                self._add_integers(cores.levels(runs[0]), scale, products)
+            else:
+                self._add_floats([f for run in runs for f in cores.factors(run)], scale, products)
 
-    def _multiply(
-        self, words: list[tuple[Any, Any]], digits: list[Any], levels: list[Any],
-        factors: list[list[Factor]],
-    ) -> None:  # fmt: skip
-        """A group: exact sums of products, times their factors and scale.
+    def _products(self, scale: Any, stage: Any, first: int) -> Iterator[list[list[Any]]]:
+        """Of each two groups that have a scale the sums of two digits times numbers, exactly.
 
-        Where sixteen numbers share a factor, the others are zeros in the meantime.
+        Of the first group for lanes 0 and 1 of four, of the second for the others. Where sixteen
+        numbers share a factor there are two such lists, with the others zeros in the meantime.
+
+        Args:
+            first: the first of their runs in the stage.
         """
-        scale, total = levels
-        self.width[0], self.width[1] = digits
-        for part in range(len(factors[0])):
-            for e in range(2):
-                first, last = words[e % self.eights]
-                both = len(factors[0]) == 1
-                self.height[e] = first if both or part == 0 else lang.const(0, u32)
-                self.height[e + 2] = last if both or part == 1 else lang.const(0, u32)
-            self.products.fill(MAGIC)
-            dtype = i8 if self.shared.cores.zero is None else u8
-            lang.ptx.mma_bytes(self.products, self.height, self.width, dtype)
-            for e, line in enumerate(factors):
-                factor, low = line[part]
-                scaled = factor * scale
-                for digit, kept in enumerate(self.kept[e]):
-                    exact = lang.bitcast(self.products[2 * e + digit], f32) - MAGIC_VALUE
-                    kept.set(lang.fma(exact, scaled, kept))
-                level = self._level(factor, low)
-                if level is not None:
-                    self.below[e].set(lang.fma(level, total, self.below[e]))
+        sixteens = GROUP // self.shared.cores.shared
+        own = self.start, self.stored, self.high
+        for run in range(RUNS):
+            digits = self.digits.load(scale * RUNS + run, self.lane)
+            groups = list(self.shared.groups(stage, *own, first + run))
+            for pair, factor in enumerate(digits):
+                words = list(zip(*(g[0] for g in groups[2 * pair : 2 * pair + 2]), strict=True))
+                yield [self._product(words, factor, part) for part in range(sixteens)]
 
-    def _level(self, factor: Any, low: Any | None) -> Any | None:
-        """What a format adds to its numbers, as they are stored, times the factor."""
-        zero = self.shared.cores.zero
-        if not zero:
-            return low
-        return -zero * factor if low is None else lang.fma(-zero, factor, low)
+    def _product(self, words: list[tuple[Any, ...]], digits: list[Any], part: int) -> list[Any]:
+        """One of the lists of `_products`: eight rows of numbers of either group are a factor."""
+        cores, zero = self.shared.cores, lang.const(0, u32)
+        for half, both in enumerate(words):
+            other = cores.shared < GROUP and half != part
+            for group, word in enumerate(both):
+                self.height[2 * half + group] = zero if other else word
+        self.width[0], self.width[1] = digits
+        self.products.fill(0 if cores.levels else MAGIC)
+        lang.ptx.mma_bytes(
+            self.products, self.height, self.width, u8 if cores.zero is not None else i8
+        )
+        return [lang.select(self.second, self.products[2 + d], self.products[d]) for d in range(2)]
+
+    def _add_integers(self, levels: Levels, scale: Any, each: Iterator[list[list[Any]]]) -> None:
+        """Products times the integers that are factors, added up as such."""
+        shared, totals = self.shared.cores.shared, [lang.const(0, i32)] * 2
+        words = [
+            word >> lang.select(self.second, 8 * GROUP // shared, 0) for word in levels.factors
+        ]
+        for pair, parts in enumerate(each):
+            for part, products in enumerate(parts):
+                number = pair * (2 * GROUP // shared) + part
+                factor = _byte(words[number // 4], number % 4, levels.signed)
+                totals = [t + p * factor for t, p in zip(totals, products, strict=True)]
+        lane = self.lane % QUAD
+        sums, step = self.digits.sums(scale, lane)
+        for kept, total in zip(self.kept, totals, strict=True):
+            kept.set(lang.fma(lang.cast(total, f32), levels.scale * step, kept))
+        if levels.lows is not None:
+            lows = [field(word >> 8 * lane, 0, 255, 0) for word in levels.lows]
+            low = lang.fma(lows[0], sums[0], lows[1] * sums[1])
+            self.below.set(lang.fma(low, -levels.least, self.below))
+
+    def _add_floats(
+        self, factors: list[Factor], scale: Any, each: Iterator[list[list[Any]]]
+    ) -> None:
+        """Products times the factors of groups, added up in f32."""
+        zero, lows, totals = self.shared.cores.zero, list[Any](), [lang.const(0.0, f32)] * 2
+        sums, step = self.digits.sums(scale, lang.select(self.second, 1, 0))
+        for pair, (products,) in enumerate(each):
+            (factor, low), (later, low_later) = factors[2 * pair : 2 * pair + 2]
+            factor = lang.select(self.second, later, factor)
+            for digit, product in enumerate(products):
+                exact = lang.bitcast(product, f32) - MAGIC_VALUE
+                totals[digit] = lang.fma(exact, factor, totals[digit])
+            level = None
+            if low is not None and low_later is not None:
+                level = lang.select(self.second, low_later, low)
+            if zero:
+                level = factor * -zero if level is None else lang.fma(-zero, factor, level)
+            if level is not None:
+                lows.append(level)
+        for kept, total in zip(self.kept, totals, strict=True):
+            kept.set(lang.fma(total, step, kept))
+        for low, total in zip(lows, sums, strict=False):
+            self.below.set(lang.fma(low, total, self.below))
 
     def _leave(self, sums: Sums, turn: Any) -> None:
-        """Add up digits, of which neighbouring lanes have two each."""
-        power = lang.select(self.lane % 2 == 0, 1.0, 65536.0)
-        for e, (low, high) in enumerate(self.kept):
-            total = over_lanes(lang.fma(high, 256.0, low) * power, 2) + self.below[e]
-            output = self.half * self.shared.tile.height + self.first
-            with lang.if_(self.lane % QUAD == 0):
-                part, row = self.crew * ACROSS + self.part, self.lane // QUAD + e * EIGHT
-                sums.put(part, turn, output + row, total)
+        """Add up digits, of which neighbouring lanes have two each, of every other group."""
+        tile, (low, high), first = self.shared.tile, self.kept, self.lane % 2 == 0
+        below = self.below.get()
+        if not self.shared.cores.levels:  # which two neighbours have
+            below = lang.select(first, below, 0.0)
+        digits = lang.fma(high, 256.0, low) * lang.select(first, 1.0, 65536.0)
+        total = over_lanes(digits + below, QUAD)
+        output = self.half * tile.height + self.first + self.lane // QUAD
+        with lang.if_(self.lane % QUAD == 0):
+            sums.put(self.crew, turn, output, total)
+
+
+def _byte(word: Any, number: int, signed: bool) -> Any:
+    """A byte of a word as a number."""
+    above = number + 8 if signed else 4
+    return lang.bitcast(lang.ptx.permute_bytes(word, 0, (number, above, above, above)), i32)
 
 
 def _consume(
@@ -298,4 +349,4 @@ def _store(
         y.store(first + offset, finish(totals, lang.const(0, u32)))
 
 
-kernel: Kernel = Kernel(_streamed_digits, workgroup=CONSUMERS + WARP, name="streamed_digits")
+kernel: Kernel = Kernel(_streamed_digits, workgroup=(MOST_WARPS + 1) * WARP, name="streamed_digits")

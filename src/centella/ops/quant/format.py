@@ -85,11 +85,30 @@ class Run(Struct, frozen=True, eq=False):
         number: runs before it in the row.
         values: `values(plane, word)`: the elements of a word of the row of a plane.
         word: `word(plane, word)`: the word itself.
+        chunk: `chunk(plane, word)`: four words, from one on whose number four divides.
     """
 
     number: Any
     values: Callable[[int, Any], list[Any]]
     word: Callable[[int, Any], Any]
+    chunk: Callable[[int, Any], list[Any]]
+
+
+class Levels(Struct, frozen=True, eq=False):
+    """The factors of a block of 256 numbers as integers times what the block has.
+
+    Attributes:
+        factors: words of four bytes, one byte for each `Cores.shared` numbers; they are i8 where
+            `signed`, else u8 below 128.
+        scale: what these are multiplied by.
+        lows: of each 32 numbers a byte; least: times which it is taken off; or None.
+    """
+
+    factors: list[Any]
+    scale: Any
+    signed: bool = False
+    lows: list[Any] | None = None
+    least: Any = None
 
 
 class Cores(Struct, frozen=True, eq=False):
@@ -103,6 +122,8 @@ class Cores(Struct, frozen=True, eq=False):
         zero: what these numbers, of 0 to 127, are more than they stand for; None: they are i8.
         high: bits of a number that the second plane has, as `host.high_bits` reads them; 0: none.
         shared: 16 or 32.
+        levels: `levels(run)`: where blocks are of 256, the factors of the block that begins with a
+            run; then `zero` is 0 or None.
     """
 
     numbers: Callable[[Any, Any, int], list[Any]]
@@ -110,6 +131,7 @@ class Cores(Struct, frozen=True, eq=False):
     zero: int | None
     high: int = 0
     shared: int = GROUP
+    levels: Callable[[Run], Levels] | None = None
 
 
 def factors_of_blocks(run: Run, low: bool) -> list[tuple[Any, Any | None]]:

@@ -59,9 +59,10 @@ def of_linear(form: Form[LinearAttrs]) -> Product:
 
 
 def launched(
-    kernel: Kernel, product: Product, tile: BlockStream, constants: Constants = ()
-) -> Lowered:
-    """The launch of a streamed kernel."""
+    kernel: Kernel, product: Product, tile: BlockStream, constants: Constants = (),
+    threads: int | None = None,
+) -> Lowered:  # fmt: skip
+    """The launch of a streamed kernel; `threads`: of a group, if not as many as it has."""
     problem, extras = product.problem, product.extras
     beside, layout = parts_of(product.format, product.planes)
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0
@@ -80,6 +81,7 @@ def launched(
     )  # fmt: skip
     call = Call(
         kernel, refs, scalars, constants, groups_of(problem, tile.rows),
-        workgroup=kernel.workgroup, signature=signature(dict.fromkeys(names, 1), {"y": 1}),
+        workgroup=threads or kernel.workgroup,
+        signature=signature(dict.fromkeys(names, 1), {"y": 1}),
     )  # fmt: skip
     return Lowered((call,))

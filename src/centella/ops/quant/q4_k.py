@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import Array, f32, u8
 from centella.lang.values import Expr
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Cores, Elements, Format, Plane, Run
+from centella.ops.quant.format import Cores, Elements, Format, Levels, Plane, Run
 from centella.ops.quant.host import fields, in_blocks, scaled, unpacked
 from centella.ops.quant.numbers import halves, halves_of_bytes, less, nibbles, times_bytes
 
@@ -58,6 +58,14 @@ def factors_of_run(run: Run, plane: int = 1) -> list[tuple[Any, Any | None]]:
     return list(zip(times_bytes(levels, scale), times_bytes(lows, -least), strict=True))
 
 
+def levels_of_block(run: Run, plane: int = 1) -> Levels:
+    """The same of a whole block."""
+    block = run.number // 2
+    scale, least = run.values(plane + 1, block)
+    words = run.chunk(plane, block * 4)
+    return Levels(words[:2], scale, lows=words[2:], least=least)
+
+
 def decode(stored: Array, levels: Array, factors: Array) -> Array:
     """number x factor - least."""
     return decode_levels(unpacked(stored, GROUP), levels, factors)
@@ -75,5 +83,5 @@ Q4_K: Format = Format(
      Plane("factors", "their factors", None, 2)),
     lambda words, at: nibbles(words, 0), decode, None, from_blocks,
     few=lambda values, half, at: less(halves(values, half), 0.0), factors=factors_of, outs=2,
-    cores=Cores(halves_of_bytes, factors_of_run, 0),
+    cores=Cores(halves_of_bytes, factors_of_run, 0, levels=levels_of_block),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from centella.ops.quant.q4_k import (
     factors_of,
     factors_of_run,
     levels_of,
+    levels_of_block,
 )
 
 
@@ -40,6 +41,6 @@ Q5_K: Format = Format(
     factors=factors_of, outs=2,
     cores=Cores(
         lambda word, high, field: with_high(word, high, 1, field),
-        lambda run: factors_of_run(run, 2), 0, high=1,
+        lambda run: factors_of_run(run, 2), 0, high=1, levels=lambda run: levels_of_block(run, 2),
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
 from centella.lang.values import Expr, Operand
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Cores, Elements, Format, Plane, Run
+from centella.ops.quant.format import Cores, Elements, Format, Levels, Plane, Run
 from centella.ops.quant.host import fields, high_bits, scaled_twice, unpacked
 from centella.ops.quant.numbers import FLIP, few_with_high, field, numbers_with_high
 
@@ -61,11 +61,21 @@ def numbers_of_bytes(word: Operand, high: Any, field: int) -> list[Any]:
     return flipped
 
 
+def _scale(run: Run, block: Any) -> Any:
+    """The factor of a block, of which two lie in a word, of four times the numbers."""
+    pair = run.values(3, block // 2)
+    return lang.select(block % 2 == 0, *pair) * 0.25
+
+
+def levels_of_block(run: Run) -> Levels:
+    """For tensor cores: the factors of a block."""
+    block = run.number // 2
+    return Levels(run.chunk(2, block * 4), _scale(run, block), signed=True)
+
+
 def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
     """For tensor cores: those of eight sixteens, half of a block."""
-    block = run.number // 2
-    pair = run.values(3, block // 2)
-    scale = lang.select(block % 2 == 0, *pair) * 0.25
+    scale = _scale(run, run.number // 2)
     words = [run.word(2, run.number * 2 + i) ^ FLIP for i in range(2)]
     return [(field(w, 8 * j, 255, 128) * scale, None) for w in words for j in range(4)]
 
@@ -75,5 +85,6 @@ Q6_K: Format = Format(
     (Plane("stored", "numbers", u8, 128), Plane("high", "high bits", u32, 16),
      Plane("levels", "factors of 16", i8, 16), Plane("scale", "factors", None, 1)),
     numbers, decode, None, from_blocks, few, outs=2,
-    cores=Cores(numbers_of_bytes, factors_of_run, None, high=2, shared=16),
+    cores=Cores(numbers_of_bytes, factors_of_run, None, high=2, shared=16,
+                levels=levels_of_block),
 )  # fmt: skip

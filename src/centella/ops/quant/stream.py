@@ -2,14 +2,14 @@
 
 One thread has tiles of stored bytes, and of high bits, copied into a ring, before the launches
 before this one are over, and at once the other planes of a block of outputs, whose rows follow each
-other in memory. Of the warps that multiply four share the columns of a stage, two of these teams
-its rows; where there are two such crews, they take stages in turn.
+other in memory. Of the warps that multiply `across` share the columns of a stage, `teams` of them
+its rows; where there are several such crews, they take stages in turn.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -22,11 +22,7 @@ from centella.ops.ring import Ring
 from centella.ops.rows import WARP, fold
 from centella.specs import Caps, Spec
 
-ACROSS, TEAMS = 4, 2  # warps that share a stage's columns, a run each; its rows
-WARPS = ACROSS * TEAMS  # of a crew
-COLUMNS = ACROSS * RUN  # of x, of a stage
-MOST_ROWS = TEAMS * DEPTH  # of a stage
-Row = Callable[[Any], Any]  # of a plane: a word
+MOST_ROWS = 2 * DEPTH  # of a stage
 Factor = tuple[Any, Any | None]  # and what is added to numbers times it
 Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
 
@@ -34,8 +30,12 @@ Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they
 class BlockStream(Struct, frozen=True):
     """How a group works: outputs of a block, stages of the ring, eights of rows of x.
 
-    `halves`: 2 where each output has two rows of the weight, with a gate. `slots`: blocks that have
-    room for the other planes: 1 where a group has one.
+    Attributes:
+        halves: 2 where each output has two rows of the weight, with a gate.
+        slots: blocks that have room for the other planes: 1 where a group has one.
+        across: warps that share the columns of a stage; runs: that each of them has.
+        teams: of such warps, that share its rows; crews: of teams, that take stages in turn.
+        spare: words of shared memory that nobody uses, so that a multiprocessor has one group.
     """
 
     rows: int
@@ -43,6 +43,26 @@ class BlockStream(Struct, frozen=True):
     eights: int = 0
     halves: int = 1
     slots: int = 2
+    across: int = 4
+    runs: int = 1
+    teams: int = 2
+    crews: int = 1
+    spare: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of a stage."""
+        return self.across * self.runs * RUN
+
+    @property
+    def warps(self) -> int:
+        """Warps of a crew."""
+        return self.across * self.teams
+
+    @property
+    def threads(self) -> int:
+        """Threads that multiply."""
+        return self.crews * self.warps * WARP
 
     @property
     def height(self) -> int:
@@ -52,7 +72,7 @@ class BlockStream(Struct, frozen=True):
     @property
     def lines(self) -> int:
         """Rows of a team: eight or sixteen."""
-        return -(-self.height * self.halves // (TEAMS * EIGHT)) * EIGHT
+        return -(-self.height * self.halves // (self.teams * EIGHT)) * EIGHT
 
 
 class Weights:
@@ -60,13 +80,12 @@ class Weights:
 
     Args:
         dtype: of x; the copy engine sees two stored bytes as an element of it.
-        crews: of WARPS warps, that multiply.
         bringers: how many say what a stage is to have.
     """
 
     def __init__(
         self, tile: BlockStream, kind: Format, depth: int, beside: Beside, dtype: Any, w: Any,
-        planes: list[Any], crews: int, bringers: int = 1,
+        planes: list[Any], bringers: int = 1,
     ) -> None:  # fmt: skip
         self.tile: BlockStream = tile
         self.kind: Format = kind
@@ -76,8 +95,9 @@ class Weights:
         self.halves: int = tile.halves
         names = ("n", "k", "width", "ldw", "half", "rows", "blocks")
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
-        self.words: int = COLUMNS // (2 * per_byte(kind))  # elements of 16 bits
-        self.steps: int = -(-depth // COLUMNS)
+        self.words: int = tile.columns // (2 * per_byte(kind))  # elements of 16 bits
+        self.rounds: int = -(-depth // (tile.columns * tile.crews))  # of stages, one for each crew
+        self.steps: int = self.rounds * tile.crews
         slots = tile.stages * tile.halves
         self.ring: Any = lang.ptx.SharedTile(dtype, (slots, tile.height, self.words))
         extents = (self.p["width"], self.p["rows"])
@@ -97,11 +117,11 @@ class Weights:
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
                 self.full.init(stage, bringers)
-                self.empty.init(stage, WARPS)
+                self.empty.init(stage, tile.warps)
             for slot in range(tile.slots):
                 self.told.init(slot, 1)
-                self.read.init(slot, crews * WARPS)
-            self.met.init(0, crews * WARPS * WARP)
+                self.read.init(slot, tile.crews * tile.warps)
+            self.met.init(0, tile.threads)
             lang.ptx.init_fence()
         lang.barrier()
 
@@ -112,7 +132,7 @@ class Weights:
     def bring(self) -> None:
         """Have all planes copied, as stages become free: nobody writes weights."""
         tile, ring, beside = self.tile, Ring(self.tile.stages), Ring(self.tile.slots)
-        nbytes = self.halves * tile.rows * bytes_of(self.kind)
+        nbytes = self.halves * tile.rows * bytes_of(self.kind, tile.columns)
         for block in self.blocks():
             self._bring_beside(block, beside)
             for step in lang.range(lang.const(self.steps, u32)):
@@ -142,52 +162,68 @@ class Weights:
         first = 2 if self.high else 1  # of the planes that lie beside
 
         def values(plane: int, word: Any) -> list[Any]:
-            return list(self.planes[plane - first].plane.unpack([rows[plane - first](word)]))
+            return list(self.planes[plane - first].plane.unpack([rows[plane - first].word(word)]))
 
-        return Run(number, values, lambda plane, word: rows[plane - first](word))
+        return Run(
+            lang.minimum(number, self.depth // RUN - 1), values,
+            lambda plane, word: rows[plane - first].word(word),
+            lambda plane, word: rows[plane - first].chunk(word),
+        )  # fmt: skip
+
+    def fragment(self) -> Any:
+        """For a load of stored bytes: four chunks of a team's eight rows, or two of sixteen."""
+        return lang.ptx.Fragment(self.ring.dtype, (16, 16))
+
+    def start(self, row: Any, part: Any, lane: Any, half: Any = 0) -> Any:
+        """This thread's chunk of a stage, of a warp's runs, as `groups` takes it."""
+        chunk, own = part * (self.tile.runs * chunks_of(self.kind)), lane // self.tile.lines
+        if self._turned:
+            own = own % 2 * 2 + own // 2
+        return self.ring.chunk(row, chunk + own, half)
+
+    @property
+    def _turned(self) -> bool:
+        """Whether a load's chunks are 0, 2, 1 and 3: the first halves of two groups, the last."""
+        return self.tile.lines == EIGHT and per_byte(self.kind) == 1
 
     def groups(
-        self, planes: list[list[Row]], number: Any, stage: Any, start: Any, stored: Any,
-        high: tuple[Any, Any] | None,
-    ) -> Iterator[tuple[int, list[tuple[Any, Any]], list[list[Factor]]]]:  # fmt: skip
-        """The groups of a run: number, words and factors of each, by eight rows.
+        self, stage: Any, start: Any, stored: Any, high: tuple[Any, Any] | None, run: int = 0
+    ) -> Iterator[list[tuple[Any, Any]]]:
+        """The groups of a run: of each eight rows the first and the last sixteen numbers.
 
         Args:
-            planes: rows of the other planes; number: of the run, past the last it is the last.
             start: this thread's chunk in the ring; stored: a fragment for it.
-            high: the same of `HighBits`.
+            high: the same of `HighBits`; run: which of the warp's.
         """
-        inside = lang.minimum(number, self.depth // RUN - 1)
-        factors = [self.cores.factors(self.run(inside, rows)) for rows in planes]
-        slot, share = stage * self.halves, GROUP // self.cores.shared
-        highs = self.high.load(*high, slot) if self.high and high else []
-        words: list[list[tuple[Any, Any]]] = []  # of the next groups
-        for group in range(RUN // GROUP):
-            if not words:
-                chunk = 2 * (group // per_byte(self.kind))
-                at = self.ring.right(start, chunk) + self.ring.at_stage(slot)
-                words = self._words_at(at, stored, len(planes), group, highs)
-            own = slice(group * share, (group + 1) * share)
-            yield group, words.pop(0), [line[own] for line in factors]
+        slot, eights = stage * self.halves, self.tile.lines // EIGHT
+        highs = self.high.load(*high, slot, run) if self.high and high else []
+        across = 4 // eights  # chunks of a load
+        groups = across * per_byte(self.kind) // 2
+        for group in range(0, RUN // GROUP, groups):
+            chunk = run * chunks_of(self.kind) + 2 * group // per_byte(self.kind)
+            lang.ptx.ldmatrix(self.ring, self.ring.right(start, chunk)
+                              + self.ring.at_stage(slot), stored)  # fmt: skip
+            yield from self._words(stored, across, group, highs)
 
-    def _words_at(
-        self, at: Any, stored: Any, eights: int, group: int, highs: list[list[Any]]
+    def _words(
+        self, stored: Any, across: int, group: int, highs: list[list[Any]]
     ) -> list[list[tuple[Any, Any]]]:
-        """Of two chunks, by group: of each eight rows the first and the last sixteen numbers.
+        """What a fragment has, by group: see `groups`.
 
         Args:
-            at: this thread's chunk in the ring; stored: a fragment for them.
-            group: the first of these chunks' in its run; highs: see `HighBits.load`.
+            across: chunks of a row; group: the first of these chunks' in its run.
+            highs: see `HighBits.load`.
         """
         cores, lines = self.cores, []
         groups = 4 // (cores.high or 4)  # in a chunk of high bits
-        lang.ptx.ldmatrix(self.ring, at, stored)
+        eights = 4 // across
         for eight in range(eights):
             words = []
-            for c in range(2):
+            for c in range(across):
                 chunk, field = divmod(group + c, groups)
                 high = highs[eight][chunk] if highs else None
-                words += cores.numbers(stored.word(eight + eights * c), high, 2 * field)
+                at = (0, 2, 1, 3)[c] if self._turned else eight + eights * c
+                words += cores.numbers(stored.word(at), high, 2 * field)
             lines.append(list(zip(words[::2], words[1::2], strict=True)))
         return [list(group) for group in zip(*lines, strict=True)]
 
@@ -216,7 +252,7 @@ class HighBits:
     def __init__(self, tile: BlockStream, bits: int, dtype: Any, plane: Any, rows: Any) -> None:
         self.tile: BlockStream = tile
         self.chunks: int = RUN * bits // (8 * CHUNK)  # of a run
-        self.words: int = COLUMNS * bits // 16
+        self.words: int = tile.columns * bits // 16
         self.ring: Any = lang.ptx.SharedTile(
             dtype, (tile.stages * tile.halves, tile.height, self.words)
         )
@@ -230,17 +266,18 @@ class HighBits:
 
     def start(self, row: Any, part: Any, lane: Any, half: Any = 0) -> tuple[Any, Any]:
         """This thread's chunk of a stage, and a fragment for it, as `load` takes them."""
-        chunk = part * self.chunks
+        chunk = part * (self.tile.runs * self.chunks)
         if self.chunks == 2:
             chunk = chunk + lane // self.tile.lines % 2
         start = self.ring.chunk(row, chunk, half)
         both = self.tile.lines == 2 * EIGHT and self.chunks == 2
         return start, lang.ptx.Fragment(self.ring.dtype, (16, 16) if both else (16, 8))
 
-    def load(self, start: Any, to: Any, slot: Any) -> list[list[Any]]:
-        """Of each eight rows this thread's words of the chunks of a run."""
+    def load(self, start: Any, to: Any, slot: Any, run: int = 0) -> list[list[Any]]:
+        """Of each eight rows this thread's words of the chunks of one of a warp's runs."""
         eights = self.tile.lines // EIGHT
-        lang.ptx.ldmatrix(self.ring, start + self.ring.at_stage(slot), to)
+        at = self.ring.right(start, run * self.chunks) + self.ring.at_stage(slot)
+        lang.ptx.ldmatrix(self.ring, at, to)
         return [[to.word(e + eights * c) for c in range(self.chunks)] for e in range(eights)]
 
 
@@ -275,15 +312,37 @@ class BesidePlane:
         """A row of a block that begins at a word, and at a row of the weight."""
         start = begin + row * self.pitch
         if self.whole:
-            return lambda word: self.memory[start + word]
+            return Row(self.memory, start, None, self.pitch % 4 == 0)
         before = self.plane.within_chunk(first * (self.pitch * self.plane.dtype.per_word))
-        odd, start = before % 2, start + before // 2
+        return Row(self.memory, start + before // 2, before % 2, False)
 
-        def word_of(word: Any) -> Any:
-            low, high = self.memory[start + word], self.memory[start + word + odd]
-            return lang.select(odd == 1, low >> 16 | high << 16, low)
 
-        return word_of
+class Row(Struct, frozen=True, eq=False):
+    """A row of a plane that lies beside.
+
+    Attributes:
+        start: its first word in `memory`; odd: 1 where it begins in the middle of that, 0 or None.
+        chunks: whether it begins with a chunk.
+    """
+
+    memory: Any
+    start: Any
+    odd: Any | None
+    chunks: bool
+
+    def word(self, word: Any) -> Any:
+        """One of its words."""
+        low = self.memory[self.start + word]
+        if self.odd is None:
+            return low
+        high = self.memory[self.start + word + self.odd]
+        return lang.select(self.odd == 1, low >> 16 | high << 16, low)
+
+    def chunk(self, word: Any) -> list[Any]:
+        """Four of its words, of which the first has a number that four divides."""
+        if self.chunks:
+            return list(self.memory.load(self.start + word))
+        return [self.word(word + i) for i in range(4)]
 
 
 def words_of(rows: int, pitch: int, whole: bool) -> int:
@@ -301,9 +360,14 @@ def high_of(kind: Format) -> int:
     return kind.cores.high if kind.cores else 0
 
 
-def bytes_of(kind: Format) -> int:
-    """What a row of a stage has in the rings."""
-    return COLUMNS // per_byte(kind) + COLUMNS * high_of(kind) // 8
+def chunks_of(kind: Format) -> int:
+    """Chunks of stored bytes of a run."""
+    return RUN // per_byte(kind) // CHUNK
+
+
+def bytes_of(kind: Format, columns: int) -> int:
+    """What so many columns of a row have in the rings."""
+    return columns // per_byte(kind) + columns * high_of(kind) // 8
 
 
 def parts_of(kind: Format, planes: Sequence[Spec]) -> tuple[Beside, tuple[tuple[str, int], ...]]:

@@ -29,14 +29,10 @@ from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP, meet
 from centella.ops.matmul.streamed_rows import PAD, Rows, Sums, store
-from centella.ops.quant.format import CHUNK, GROUP, RUN, SYMBOLS
+from centella.ops.quant.format import GROUP, RUN, SYMBOLS
 from centella.ops.quant.product import Product, launched, of_linear
 from centella.ops.quant.stream import (
-    ACROSS,
-    COLUMNS,
     MOST_ROWS,
-    TEAMS,
-    WARPS,
     Beside,
     BlockStream,
     Factor,
@@ -45,7 +41,6 @@ from centella.ops.quant.stream import (
     bytes_of,
     comes_in_blocks,
     parts_of,
-    per_byte,
     words_of,
 )
 from centella.ops.quant.table import FORMATS
@@ -53,7 +48,7 @@ from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP
 from centella.specs import Caps
 
-CONSUMERS = WARPS * WARP
+CONSUMERS = 256  # threads that multiply
 FEWEST = 2  # rows of x
 ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # two
 
@@ -65,9 +60,9 @@ def _streamed_blocks(
     kind = FORMATS[format]
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
-    shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, 1, bringers=2)
-    rows = Rows(x, tile.stages, tile.eights, COLUMNS)
-    sums = Sums(ACROSS, EIGHT * tile.eights, TEAMS * tile.lines + PAD)
+    shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, bringers=2)
+    rows = Rows(x, tile.stages, tile.eights, tile.columns)
+    sums = Sums(tile.across, EIGHT * tile.eights, tile.teams * tile.lines + PAD)
     with lang.ptx.role(0, WARP), lang.if_(lang.local_id() == 0):
         shared.bring()
     with lang.ptx.role(WARP, WARP), lang.if_(lang.local_id() == WARP):
@@ -84,8 +79,8 @@ def _bring_rows(shared: Weights, rows: Rows) -> None:
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = ring.stage.get()
             shared.empty.wait(stage, ring.parity ^ 1)
-            shared.full.expect(stage, lang.const(2 * EIGHT * tile.eights * COLUMNS, u32))
-            at = (step * COLUMNS, lang.const(0, u32))
+            shared.full.expect(stage, lang.const(2 * EIGHT * tile.eights * tile.columns, u32))
+            at = (step * tile.columns, lang.const(0, u32))
             lang.ptx.tma_load(rows.map, at, stage, shared.full, stage)
             ring.advance()
 
@@ -97,13 +92,12 @@ class _Consumer:
         self.shared, self.rows, tile = shared, rows, shared.tile
         me = lang.local_id() - WARPGROUP
         self.lane, warp = me % WARP, me // WARP
-        self.part, self.first = warp % ACROSS, warp // ACROSS * tile.lines
+        self.part, self.first = warp % tile.across, warp // tile.across * tile.lines
         self.halves = tile.lines // EIGHT
         self.ring, self.beside = Ring(tile.stages), Ring(tile.slots)
         dtype = shared.ring.dtype
         row = lang.minimum(self.first + self.lane % tile.lines, tile.rows - 1)
-        column = self.part * (RUN // per_byte(shared.kind) // CHUNK)
-        self.start: Any = shared.ring.chunk(row, column + self.lane // tile.lines % 2)
+        self.start: Any = shared.start(row, self.part, self.lane)
         self.of_x = [
             rows.ring.chunk(
                 self.lane // QUAD + e * EIGHT,
@@ -111,7 +105,7 @@ class _Consumer:
             )
             for e in range(tile.eights)
         ]
-        self.stored = lang.ptx.Fragment(dtype, (16, 16) if self.halves == 2 else (16, 8))
+        self.stored = shared.fragment()
         high = shared.high
         self.high = high.start(row, self.part, self.lane) if high else None
         self.height = lang.ptx.Fragment(dtype, (16, 16))
@@ -138,7 +132,7 @@ class _Consumer:
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = self.ring.stage.get()
             shared.full.wait(stage, self.ring.parity)
-            self._run(rows, step * ACROSS + self.part, stage)
+            self._run(rows, step * shared.tile.across + self.part, stage)
             with lang.if_(self.lane == 0):
                 shared.empty.arrive(stage)
             self.ring.advance()
@@ -148,10 +142,14 @@ class _Consumer:
 
     def _run(self, rows: list[list[Row]], number: Any, stage: Any) -> None:
         """RUN columns, of which so many come before; past the last ones x is 0."""
-        own = self.start, self.stored, self.high
-        for group, words, factors in self.shared.groups(rows, number, stage, *own):
+        shared = self.shared
+        factors = [shared.cores.factors(shared.run(number, row)) for row in rows]
+        share = GROUP // shared.cores.shared
+        groups = shared.groups(stage, self.start, self.stored, self.high)
+        for group, words in enumerate(groups):
             self._take_x(stage, group)
-            self._multiply(words, factors)
+            own = slice(group * share, (group + 1) * share)
+            self._multiply(words, [line[own] for line in factors])
 
     def _take_x(self, stage: Any, group: int) -> None:
         """Rows of x, of a group's columns: the words that go with four neighbouring numbers."""
@@ -238,9 +236,10 @@ def _tile(product: Product, caps: Caps) -> BlockStream | None:
     rows, eights = outputs_of(problem, product.y.dtype, 1, MOST_ROWS), -(-problem.m // EIGHT)
     tile = BlockStream(rows, 0, eights)
     beside = 8 * sum(words_of(rows, *layout) for layout in parts_of(kind, planes)[0])
-    sums = 4 * ACROSS * EIGHT * eights * (TEAMS * tile.lines + PAD)
-    stage = tile.height * bytes_of(kind) + 2 * EIGHT * eights * COLUMNS
-    room, steps = min(SHARED, caps.max_shared) - beside - sums - 2048, -(-problem.k // COLUMNS)
+    sums = 4 * tile.across * EIGHT * eights * (tile.teams * tile.lines + PAD)
+    columns = tile.columns
+    stage = tile.height * bytes_of(kind, columns) + 2 * EIGHT * eights * columns
+    room, steps = min(SHARED, caps.max_shared) - beside - sums - 2048, -(-problem.k // columns)
     tile = replace(tile, stages=min(room // stage, steps * blocks_of(problem, tile.rows)))
     fits = tile.stages >= min(LEAST, steps) and kernel.workgroup <= caps.max_workgroup
     return tile if fits else None
