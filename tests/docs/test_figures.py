@@ -203,15 +203,17 @@ MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and besi
     "decoding large-v3, two runs, tokens/s": [
         (run, GREEDY, ("large-v3", 1), "cuda f16") for run in ("h200-speech", "h200-speech-beams")
     ],
-    "weights of 0.6B loaded, GB/s": [("h200-first", "qwen3-0.6b, loaded", (1,), "cuda")],
+    "first token of 0.6B, two hosts, ms": [
+        (run, "qwen3-0.6b, first token, again", (1,), "cuda")
+        for run in ("h200-first", "h200-first-earlier")
+    ],
     "MiniLM f16, sentences/s": [("h200-minilm", "MiniLM f16", (512, 128), "cuda")],
     "one sentence, text to vector, ms": [
         ("h200-sentence", "one sentence, text to vector", (1,), "cuda"),
     ],
-    "bge-m3, ModernBERT, reranker beside torch.compile": [
+    "bge-m3, ModernBERT beside torch.compile": [
         ("h200-shapes", "bge-m3", (32, 512), "cuda", "torch.compile"),
         ("h200-shapes", "modernbert", (64, 512), "cuda", "torch.compile"),
-        ("h200-shapes", "reranker", (100, 256), "cuda", "torch.compile"),
     ],
     "two cards beside one, MiniLM (two H100)": [
         ("h100-several", SEVERAL, (40000,), "all 2", "cuda:0"),
@@ -320,6 +322,16 @@ def test_tables_whose_rows_are_named(header: str, name: str) -> None:
         measured = [[n for part in cell for n in part] for cell in parts]
     for cell, wanted in zip(cells, measured, strict=True):
         check(numbers(cell), wanted, f"{name}: {cell}")
+
+
+def test_quantised_weights() -> None:
+    for name, cells in table("4B").items():
+        format = name.partition(",")[0].lower()
+        rows = rows_of("h200-generate-quantized") | rows_of("h200-generate-k")
+        benches = ((GREEDY, 1), (GREEDY, 16), ("prefill 512", 1))
+        for cell, (bench, n) in zip(cells, benches, strict=True):
+            row = rows.get((bench, ("4b", n), f"cuda {format}"))
+            check(numbers(cell), [row["rate"]] if row else [], f"{name}: {cell}")
 
 
 @pytest.mark.parametrize(("name", "size"), [(BEAMS[0], "large-v3"), (BEAMS[1], "turbo")])

@@ -12,6 +12,7 @@ from centella.ops.matmul.normed import DIGITS, NormedAttrs
 from centella.ops.matmul.problem import LinearAttrs, aligned
 from centella.ops.matmul.streamed import LEAST, blocks_of, groups_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, LAYER, SUMS
+from centella.ops.quant.beside import words_of
 from centella.ops.quant.digits_kernel import (
     LEVELS,
     MOST_WARPS,
@@ -21,21 +22,14 @@ from centella.ops.quant.digits_kernel import (
     pitch_of,
 )
 from centella.ops.quant.product import Product, launched, of_linear, product_of
-from centella.ops.quant.stream import (
-    MOST_ROWS,
-    BlockStream,
-    bytes_of,
-    comes_in_blocks,
-    parts_of,
-    words_of,
-)
+from centella.ops.quant.stream import MOST_ROWS, BlockStream, bytes_of, comes_in_blocks, parts_of
 from centella.ops.rows import WARP
 from centella.specs import Caps
 
 LONGEST = 16384  # of h, which is in shared memory whole
 ROOM = 208 << 10  # bytes of shared memory: attention's groups lie beside one
 STAGE = 0.5  # what a warp does for a stage beside its products, in runs of eight rows
-ALONE = 20  # warps of a multiprocessor that wait for each other as long as for their own results
+ALONE = 14  # warps of a multiprocessor that wait for each other as long as for their own results
 
 
 def _of_normed(form: Form[NormedAttrs]) -> Product:

@@ -35,16 +35,17 @@ from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue
 from centella.ops.matmul.streamed_kernel import EIGHT, SUMS, Normed, meet
 from centella.ops.matmul.streamed_rows import PAD, Sums
+from centella.ops.quant.beside import Beside, Row
 from centella.ops.quant.format import GROUP, RUN, SYMBOLS, Levels
 from centella.ops.quant.numbers import field
-from centella.ops.quant.stream import Beside, BlockStream, Factor, Row, Weights
+from centella.ops.quant.stream import BlockStream, Factor, Weights
 from centella.ops.quant.table import FORMATS
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP, fold, over_lanes
 
 RUNS = 2  # whose numbers of h have one scale
 COLUMNS = RUNS * RUN
-MOST_WARPS = 24  # that multiply
+MOST_WARPS = 20  # that multiply
 DIGITS = 4
 OFFSET = 0x00808080  # which makes digits of 0 to 255 those of -128 to 127
 EXPONENT, LEAST = 0x7F800000, 30  # of f32; the smallest that has a scale

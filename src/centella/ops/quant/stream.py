@@ -17,6 +17,7 @@ from msgspec import Struct
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
 from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT
+from centella.ops.quant.beside import Beside, BesidePlane, Row, beside_of, rows_follow
 from centella.ops.quant.format import CHUNK, GROUP, RUN, Cores, Format, Run
 from centella.ops.ring import Ring
 from centella.ops.rows import WARP, fold
@@ -24,7 +25,6 @@ from centella.specs import Caps, Spec
 
 MOST_ROWS = 2 * DEPTH  # of a stage
 Factor = tuple[Any, Any | None]  # and what is added to numbers times it
-Beside = tuple[tuple[int, bool], ...]  # of planes: words of a row, whether they are whole chunks
 
 
 class BlockStream(Struct, frozen=True):
@@ -107,7 +107,8 @@ class Weights:
             plane, planes = planes[0], planes[1:]
             self.high = HighBits(tile, high, dtype, plane, self.p["rows"])
         self.planes: list[BesidePlane] = [
-            BesidePlane(plane, tile, *layout) for plane, layout in zip(planes, beside, strict=True)
+            BesidePlane(plane, tile.rows, tile.slots * tile.halves, *layout)
+            for plane, layout in zip(planes, beside, strict=True)
         ]
         self.full: Any = lang.ptx.Barriers(tile.stages)
         self.empty: Any = lang.ptx.Barriers(tile.stages)
@@ -155,7 +156,8 @@ class Weights:
             slot, half: of the block; first: its first row of the weight; row: counted from there.
         """
         last = lang.minimum(self.p["rows"] - first, self.tile.rows) - 1
-        return [p.row(p.slot(slot, half), first, lang.minimum(row, last)) for p in self.planes]
+        begin = slot * self.halves + half
+        return [p.row(p.block(begin), first, lang.minimum(row, last)) for p in self.planes]
 
     def run(self, number: Any, rows: list[Row]) -> Run:
         """A run of a row whose other planes are these."""
@@ -237,7 +239,7 @@ class Weights:
         ]  # fmt: skip
         self.told.expect(slot, fold([nbytes for _, _, (_, nbytes) in spans], operator.add))
         for plane, half, (first, nbytes) in spans:
-            to = plane.slot(slot, half)
+            to = plane.block(slot * self.halves + half)
             lang.ptx.bulk_load(plane.plane, first, nbytes, plane.memory, to, self.told, slot)
         ring.advance()
 
@@ -281,75 +283,6 @@ class HighBits:
         return [[to.word(e + eights * c) for c in range(self.chunks)] for e in range(eights)]
 
 
-class BesidePlane:
-    """A plane of a block of outputs, or two, in shared memory, row after row.
-
-    Args:
-        pitch: words of a row; whole: rows start on 16 bytes, else with any element.
-    """
-
-    def __init__(self, plane: Any, tile: BlockStream, pitch: int, whole: bool) -> None:
-        self.plane: Any = plane
-        self.tile: BlockStream = tile
-        self.pitch: int = pitch
-        self.whole: bool = whole
-        self._words = words_of(tile.rows, pitch, whole)
-        self.memory: Any = lang.shared(u32, tile.slots * tile.halves * self._words)
-
-    def span(self, row: Any, rows: Any) -> tuple[Any, Any]:
-        """The first element of rows, and the bytes from the chunk that it is in to their end."""
-        first, nbytes = row * (self.pitch * self.plane.dtype.per_word), rows * (4 * self.pitch)
-        if self.whole:
-            return first, nbytes
-        before = self.plane.within_chunk(first) * self.plane.dtype.itemsize
-        return first, (before + nbytes + (CHUNK - 1)) & (0xFFFFFFFF - (CHUNK - 1))
-
-    def slot(self, slot: Any, half: Any = 0) -> Any:
-        """Where what a block has begins, in words."""
-        return (slot * self.tile.halves + half) * self._words
-
-    def row(self, begin: Any, first: Any, row: Any) -> Row:
-        """A row of a block that begins at a word, and at a row of the weight."""
-        start = begin + row * self.pitch
-        if self.whole:
-            return Row(self.memory, start, None, self.pitch % 4 == 0)
-        before = self.plane.within_chunk(first * (self.pitch * self.plane.dtype.per_word))
-        return Row(self.memory, start + before // 2, before % 2, False)
-
-
-class Row(Struct, frozen=True, eq=False):
-    """A row of a plane that lies beside.
-
-    Attributes:
-        start: its first word in `memory`; odd: 1 where it begins in the middle of that, 0 or None.
-        chunks: whether it begins with a chunk.
-    """
-
-    memory: Any
-    start: Any
-    odd: Any | None
-    chunks: bool
-
-    def word(self, word: Any) -> Any:
-        """One of its words."""
-        low = self.memory[self.start + word]
-        if self.odd is None:
-            return low
-        high = self.memory[self.start + word + self.odd]
-        return lang.select(self.odd == 1, low >> 16 | high << 16, low)
-
-    def chunk(self, word: Any) -> list[Any]:
-        """Four of its words, of which the first has a number that four divides."""
-        if self.chunks:
-            return list(self.memory.load(self.start + word))
-        return [self.word(word + i) for i in range(4)]
-
-
-def words_of(rows: int, pitch: int, whole: bool) -> int:
-    """Words of shared memory for rows of a plane."""
-    return rows * pitch if whole else -(-(rows * pitch + 4) // 4) * 4
-
-
 def per_byte(kind: Format) -> int:
     """Numbers of a byte."""
     return kind.block // kind.planes[0].length
@@ -391,21 +324,3 @@ def comes_in_blocks(kind: Format, k: int, x: DType, planes: Sequence[Spec], caps
         return False
     rings = 2 if high_of(kind) else 1
     return all(s.aligned for s in planes[:rings]) and all(map(rows_follow, planes))
-
-
-def beside_of(planes: Sequence[Spec]) -> Beside:
-    """How planes lie."""
-    return tuple((s.strides[0] * s.dtype.itemsize // 4, in_chunks(s)) for s in planes)
-
-
-def rows_follow(spec: Spec) -> bool:
-    """Whether rows follow each other, in chunks or in words of two 16-bit numbers."""
-    width, (pitch, step) = spec.shape[1], spec.strides
-    if step != 1 or not 0 <= (pitch - width) * spec.dtype.itemsize < CHUNK:
-        return False
-    return in_chunks(spec) or (spec.dtype in (bf16, f16) and pitch == width and width % 2 == 0)
-
-
-def in_chunks(spec: Spec) -> bool:
-    """Whether rows are whole chunks; the only row of an aligned plane may be none."""
-    return spec.aligned and spec.strides[0] * spec.dtype.itemsize % CHUNK == 0

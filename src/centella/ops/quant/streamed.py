@@ -29,19 +29,17 @@ from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP, meet
 from centella.ops.matmul.streamed_rows import PAD, Rows, Sums, store
+from centella.ops.quant.beside import Beside, Row, words_of
 from centella.ops.quant.format import GROUP, RUN, SYMBOLS
 from centella.ops.quant.product import Product, launched, of_linear
 from centella.ops.quant.stream import (
     MOST_ROWS,
-    Beside,
     BlockStream,
     Factor,
-    Row,
     Weights,
     bytes_of,
     comes_in_blocks,
     parts_of,
-    words_of,
 )
 from centella.ops.quant.table import FORMATS
 from centella.ops.ring import Ring
