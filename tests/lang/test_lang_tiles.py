@@ -223,6 +223,7 @@ def integers(w: In[u32], x: In[u32], z: Out[u32], y: Out[i32, 2], *, kind: DType
         row, column = total.place(register)
         y[row, column] = total[register]
     z[t] = ptx.permute_bytes(w[t], x[t], (6, 3, 8, 15))
+    z[t + 32] = ptx.permute_bytes(w[t], x[t], x[t] ^ w[t])
 
 
 def integers_case(kind: DType) -> tuple[KernelIR, dict[str, Tensor]]:
@@ -232,7 +233,7 @@ def integers_case(kind: DType) -> tuple[KernelIR, dict[str, Tensor]]:
     tensors = {
         "w": tensor(left.reshape(-1).view(np.uint32), u32),
         "x": tensor(right.reshape(-1).view(np.uint32), u32),
-        "z": empty((32,), u32), "y": empty((16, 8), i32),
+        "z": empty((64,), u32), "y": empty((16, 8), i32),
     }  # fmt: skip
     return record(integers, tensors, 32, kind=kind), tensors
 
@@ -352,7 +353,11 @@ def test_bytes_are_multiplied_exactly(kind: DType) -> None:
     eight = np.concatenate([each[0][:32], each[1][:32]], 1)
     got = np.ascontiguousarray(tensors["z"].bits()).view(np.uint8).reshape(-1, 4)
     signs = np.where(eight[:, [0, 7]] > 127, 255, 0)
-    np.testing.assert_array_equal(got, np.concatenate([eight[:, [6, 3]], signs], 1))
+    np.testing.assert_array_equal(got[:32], np.concatenate([eight[:, [6, 3]], signs], 1))
+    order = (words[0].reshape(-1)[:32] ^ words[1].reshape(-1)[:32])[:, None] >> 4 * np.arange(4)
+    bytes_ = np.take_along_axis(eight, (order & 7).astype(np.int64), 1)
+    wanted = np.where(order & 8, np.where(bytes_ > 127, 255, 0), bytes_)
+    np.testing.assert_array_equal(got[32:], wanted)
 
 
 @HALVES

@@ -72,7 +72,8 @@ def filled(rng: np.random.Generator, spec: Spec) -> Array:
         ("q4_0", 9, 150, 2304, ("bias",)), ("q4_1", 2, 34, 1280, ()),
         ("q4_k", 1, 44, 256, ("residual",)), ("q4_k", 8, 270, 2560, ()),
         ("q4_k", 16, 36, 1024, ("bias", "residual")), ("q6_k", 3, 70, 512, ("residual",)),
-        ("q6_k", 16, 44, 2560, ()), ("q5_k", 9, 70, 1024, ()),
+        ("q6_k", 16, 44, 2560, ()), ("q5_k", 9, 70, 1024, ()), ("iq4_xs", 5, 44, 1024, ("bias",)),
+        ("iq4_nl", 16, 70, 640, ()), ("mxfp4", 4, 38, 1536, ("residual",)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
@@ -101,6 +102,8 @@ def compare_with_float64(
     """
     rng, ir = np.random.default_rng(seed), traced(call)
     arrays = [filled(rng, spec) for spec in specs[:-1]]
+    if format == "mxfp4":
+        arrays[2] = arrays[2] % 16 + 120  # exponents whose powers do not go beyond f32
     words = [laid_out(a, spec) for a, spec in zip(arrays, specs, strict=False)]
     words.append(laid_out(None, specs[-1]))
     at = {p.source: i for i, p in enumerate(ir.params)}

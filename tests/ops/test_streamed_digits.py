@@ -38,7 +38,8 @@ Array = np.ndarray[Any, Any]
         ("q4_0", 150, 2304, ("bias",)), ("q4_1", 34, 1280, ()), ("q4_k", 44, 256, ("residual",)),
         ("q4_k", 270, 2560, ()), ("q4_k", 36, 1024, ("bias", "residual")),
         ("q6_k", 70, 512, ("residual",)), ("q6_k", 44, 2560, ()), ("q5_k", 70, 512, ()),
-        ("q5_k", 300, 2816, ("bias",)),
+        ("q5_k", 300, 2816, ("bias",)), ("iq4_xs", 44, 2560, ("residual",)),
+        ("iq4_nl", 150, 640, ()), ("mxfp4", 300, 1536, ("bias",)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)

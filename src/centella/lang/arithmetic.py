@@ -6,7 +6,7 @@ the results; callers ignore floating-point warnings, since wrapping and NaN are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,10 +88,16 @@ def _widen_u7(type_: str, attr: tuple[str, int, int], word: Array) -> Array:
     return (_pack_f16 if name == "f16" else _pack_bf16)(low, high)
 
 
-def _permute_bytes(type_: str, order: tuple[int, ...], a: Array, b: Array) -> Array:
-    words = [(a, b)[byte % 8 // 4] >> 8 * (byte % 4) & 255 for byte in order]
-    words = [(w >> 7) * np.uint32(255) if n > 7 else w for n, w in zip(order, words, strict=True)]
-    result: Array = words[0] | words[1] << 8 | words[2] << 16 | words[3] << 24
+def _permute_bytes(
+    type_: str, order: Sequence[int] | None, a: Array, b: Array, *given: Array
+) -> Array:
+    eight = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+    result: Array = np.zeros((), np.uint32)
+    for at in range(4):
+        number = np.asarray(order[at] if order else given[0] >> 4 * at & 15, np.uint64)
+        byte = (eight >> 8 * (number & 7) & 255).astype(np.uint32)
+        byte = np.where(number > 7, (byte >> 7) * np.uint32(255), byte)
+        result = result | byte << np.uint32(8 * at)
     return result
 
 

@@ -176,10 +176,13 @@ def _widen_u7(w: Writer, i: int, statement: Statement) -> None:
 
 
 def _permute_bytes(w: Writer, i: int, statement: Statement) -> None:
-    _, _, (a, b), order = statement
-    selector = sum(byte << 4 * at for at, byte in enumerate(order))
+    _, _, (a, b, *given), order = statement
     operands = f"{w.in_register(a)}, {w.in_register(b)}"
-    w.emit(f"prmt.b32 {w.result(i)}, {operands}, {selector:#06x};")
+    if given:
+        selector = w.in_register(given[0])
+    else:
+        selector = f"{sum(byte << 4 * at for at, byte in enumerate(order)):#06x}"
+    w.emit(f"prmt.b32 {w.result(i)}, {operands}, {selector};")
 
 
 RULES: dict[str, Rule] = {

@@ -115,21 +115,26 @@ def widen_u7(word: Value, dtype: DType, zero: int = 0) -> tuple[Expr, Expr]:
     return low, high
 
 
-def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int]) -> Expr:
+def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int] | Expr) -> Expr:
     """A word of four bytes of two words: 0 to 3 are those of a, 4 to 7 those of b, lowest first.
 
     With 8 added to a number, all bits are the highest of that byte: (3, 11, 11, 11) is the last
     byte of a as an i8. PTX ISA, "Data Movement and Conversion Instructions: prmt"; one instruction.
 
+    Args:
+        order: four numbers, or a u32 whose sixteen lowest bits are four of four bits each.
+
     Raises:
-        TraceError: unless `order` is four numbers from 0 to 15.
+        TraceError: unless `order` is four numbers from 0 to 15, or a u32.
     """
+    t = current()
+    operands = (expr_of(t, a, "u32"), expr_of(t, b, "u32"))
+    if isinstance(order, Expr):
+        return t.pure("permute_bytes", "u32", (*operands, expr_of(t, order, "u32")))
     numbers: Any = order
     whole = isinstance(numbers, Sequence) and all(isinstance(byte, int) for byte in numbers)
     if not whole or len(numbers) != 4 or any(byte not in range(16) for byte in numbers):
         raise TraceError(f"permute_bytes takes four numbers of bytes, 0 to 15, got {order!r}")
-    t = current()
-    operands = (expr_of(t, a, "u32"), expr_of(t, b, "u32"))
     return t.pure("permute_bytes", "u32", operands, tuple(order))
 
 

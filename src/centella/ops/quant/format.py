@@ -94,6 +94,12 @@ class Run(Struct, frozen=True, eq=False):
     chunk: Callable[[int, Any], list[Any]]
 
 
+def scale_of_block(run: Run, plane: int) -> Any:
+    """The 16-bit factor of the block of 256 that a run is of, of which two lie in a word."""
+    block = run.number // 2
+    return lang.select(block % 2 == 0, *run.values(plane, block // 2))
+
+
 class Levels(Struct, frozen=True, eq=False):
     """The factors of a block of 256 numbers as integers times what the block has.
 
@@ -164,7 +170,7 @@ class Format(Struct, frozen=True, eq=False):
             their products with it, or None; default: what the planes "scale" and "low" have.
         outs: outputs of a thread of the product of few rows, where its numbers need so many
             registers that more would spill; 0: as many as those of bytes.
-        cores: how tensor cores take it, where they do. The factors' planes are 16-bit then.
+        cores: how tensor cores take it, where they do. No plane is f32 then.
     """
 
     name: str

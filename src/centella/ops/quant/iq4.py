@@ -9,20 +9,32 @@ Source: the levels are a table of ggml (`kvalues_iq4nl`), and in the `gguf` pack
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
 from centella.lang.values import Expr, Operand
-from centella.ops.quant.format import Elements, Format, Plane
+from centella.ops.quant.format import (
+    Cores,
+    Elements,
+    Format,
+    Levels,
+    Plane,
+    Run,
+    factors_of_blocks,
+    scale_of_block,
+)
 from centella.ops.quant.host import fields, in_blocks, scaled, unpacked
-from centella.ops.quant.numbers import halves, small
+from centella.ops.quant.numbers import FLIP, field, halves, looked_up, small
 
 BLOCK, GROUP = 256, 32
 LEVELS = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )
 ZERO = 128  # what a byte of WORDS is more than its level
+TABLE = [int(w) for w in LEVELS.view("<u4")]
 WORDS = [int(w) for w in (LEVELS.astype(np.int16) + ZERO).astype(np.uint8).view("<u4")]
 
 
@@ -75,13 +87,30 @@ def factors_of_xs(at: Elements) -> tuple[Expr, None]:
     return factor, None
 
 
+def levels_of_block(run: Run) -> Levels:
+    """For tensor cores: the factors of a block."""
+    first = run.number // 2 * 2
+    words = [run.word(1, first + i) for i in range(2)]
+    return Levels(words, scale_of_block(run, 2), signed=True)
+
+
+def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
+    """For tensor cores: those of four groups, half of a block."""
+    word, scale = run.word(1, run.number) ^ FLIP, scale_of_block(run, 2)
+    return [(field(word, 8 * j, 255, 128) * scale, None) for j in range(4)]
+
+
 IQ4_NL: Format = Format(
     "iq4_nl", GROUP, (Plane("stored", "codes", u8, 16), Plane("scale", "factors", None, 1)),
     numbers, decode_nl, None, nl_from_blocks, few, outs=2,
+    cores=Cores(lambda word, *_: looked_up(word, TABLE),
+                lambda run: factors_of_blocks(run, low=False), None),
 )  # fmt: skip
 IQ4_XS: Format = Format(
     "iq4_xs", BLOCK,
     (Plane("stored", "codes", u8, 128), Plane("factors", "factors of 32", i8, 8),
      Plane("scale", "their factors", None, 1)),
     numbers, decode_xs, None, xs_from_blocks, few, factors_of_xs, outs=2,
+    cores=Cores(lambda word, *_: looked_up(word, TABLE), factors_of_run, None,
+                levels=levels_of_block),
 )  # fmt: skip

@@ -7,17 +7,20 @@ bytes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from centella import lang
 from centella.dtypes import Array, f32, u8, u32
 from centella.lang.values import Expr, Operand
-from centella.ops.quant.format import Elements, Format, Plane
+from centella.ops.quant.format import Cores, Elements, Format, Plane, Run
 from centella.ops.quant.host import fields, scaled, unpacked
-from centella.ops.quant.numbers import halves, small
+from centella.ops.quant.numbers import halves, looked_up, small
 
 BLOCK = 32
 TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+TABLE = [int(w) for w in TWICE.view("<u4")]
 FIRST, LAST = 0x03020100, 0x0C080604  # amounts of 0 to 3, and of 4 to 7
 HALF = 0x00200000  # the bits of 2^-128
 
@@ -53,14 +56,24 @@ def _twice(bits: Operand) -> Expr:
 
 def factors_of(at: Elements) -> tuple[Expr, None]:
     """In a kernel: 2^(exponent - 128)."""
-    exponent = lang.bitcast(at.value(1), u32)
-    return lang.bitcast(
-        lang.select(exponent < 2, (exponent + 1) * HALF, (exponent - 1) << 23), f32
-    ), None
+    return _power(lang.bitcast(at.value(1), u32)), None
+
+
+def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
+    """For tensor cores: those of four blocks."""
+    word = run.word(1, run.number)
+    return [(_power(word >> 8 * j & 255), None) for j in range(4)]
+
+
+def _power(exponent: Any) -> Any:
+    """2^(exponent - 128)."""
+    bits = lang.select(exponent < 2, (exponent + 1) * HALF, (exponent - 1) << 23)
+    return lang.bitcast(bits, f32)
 
 
 MXFP4: Format = Format(
     "mxfp4", BLOCK,
     (Plane("stored", "numbers", u8, 16), Plane("exponents", "exponents", u8, 1)),
     numbers, decode, None, from_blocks, few, factors_of, outs=2,
+    cores=Cores(lambda word, *_: looked_up(word, TABLE), factors_of_run, None),
 )  # fmt: skip

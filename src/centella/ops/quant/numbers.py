@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from centella import lang
@@ -55,6 +56,22 @@ def nibbles(words: list[Expr], zero: int) -> list[Expr]:
 def halves_of_bytes(word: Operand, *_: object) -> list[Expr]:
     """The low halves of bytes, then the high ones, in bytes of a word each: `Cores.numbers`."""
     return [word & LOW, word >> 4 & LOW]
+
+
+def looked_up(word: Operand, table: Sequence[int]) -> list[Expr]:
+    """What an i8 table has for the halves of bytes, as `halves_of_bytes`; on NVIDIA GPUs.
+
+    Args:
+        table: of 16 bytes, as four words.
+    """
+    order = lang.ptx.permute_bytes
+    upper = word >> 1 & 0x44444444 | 0x32103210  # which of two bytes: the fourth bit of a code
+    pairs = []
+    for shift in (0, 16):
+        codes = (word >> shift if shift else word) & 0x77777777
+        first, last = (order(table[i], table[i + 1], codes) for i in (0, 2))
+        pairs.append(order(first, last, upper >> shift if shift else upper))
+    return [order(pairs[0], pairs[1], each) for each in ((0, 2, 4, 6), (1, 3, 5, 7))]
 
 
 def fives(words: list[Expr], high: Operand, zero: int) -> list[Expr]:

@@ -15,7 +15,7 @@ from centella import lang
 from centella.dtypes import Array, f32, i8, u8, u32
 from centella.lang.values import Expr, Operand
 from centella.ops.quant import regroup
-from centella.ops.quant.format import Cores, Elements, Format, Levels, Plane, Run
+from centella.ops.quant.format import Cores, Elements, Format, Levels, Plane, Run, scale_of_block
 from centella.ops.quant.host import fields, high_bits, scaled_twice, unpacked
 from centella.ops.quant.numbers import FLIP, few_with_high, field, numbers_with_high
 
@@ -61,21 +61,14 @@ def numbers_of_bytes(word: Operand, high: Any, field: int) -> list[Any]:
     return flipped
 
 
-def _scale(run: Run, block: Any) -> Any:
-    """The factor of a block, of which two lie in a word, of four times the numbers."""
-    pair = run.values(3, block // 2)
-    return lang.select(block % 2 == 0, *pair) * 0.25
-
-
 def levels_of_block(run: Run) -> Levels:
-    """For tensor cores: the factors of a block."""
-    block = run.number // 2
-    return Levels(run.chunk(2, block * 4), _scale(run, block), signed=True)
+    """For tensor cores: the factors of a block, of four times the numbers."""
+    return Levels(run.chunk(2, run.number // 2 * 4), scale_of_block(run, 3) * 0.25, signed=True)
 
 
 def factors_of_run(run: Run) -> list[tuple[Any, Any | None]]:
     """For tensor cores: those of eight sixteens, half of a block."""
-    scale = _scale(run, run.number // 2)
+    scale = scale_of_block(run, 3) * 0.25
     words = [run.word(2, run.number * 2 + i) ^ FLIP for i in range(2)]
     return [(field(w, 8 * j, 255, 128) * scale, None) for w in words for j in range(4)]
 
