@@ -1223,7 +1223,7 @@ SHOWN = {
     "| `ptx.stmatrix(tile": "clusters.matrices_are_stored clusters.sums_are_stored_in_a_role",
     "| `ptx.cluster(groups)`": "clusters.a_cluster_meets_and_reads clusters.ranks_are_uniform "
     "clusters.refused",
-    "| `ptx.cluster_arrive()`": "clusters.a_cluster_meets_and_reads clusters.refused",
+    "| `ptx.cluster_arrive(": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.cluster_load(array": "clusters.a_cluster_meets_and_reads clusters.refused",
     "| `ptx.launch_dependents()`": "clusters.texts_assemble",
     "| `ptx.await_launches()`": "clusters.arguments_read_early_are_marked",
@@ -1276,6 +1276,8 @@ SHOWN = {
     "The simulator runs them together and": "grids.faults_are_seen",
     "A cluster is part of the kernel": "clusters.the_head_has_the_cluster",
     "A number of groups that is not": "clusters.groups_are_whole_clusters",
+    "`cluster_arrive(relaxed=True)` orders": "clusters.the_simulator_reports",
+    "The simulator reports memory that relies": "clusters.the_simulator_reports",
     "`cluster_arrive` and `cluster_wait` order": "clusters.a_cluster_meets_and_reads "
     "clusters.what_another_group_reads_is_kept",
     "Accesses between the two": "clusters.the_simulator_reports",

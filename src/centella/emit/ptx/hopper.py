@@ -161,6 +161,11 @@ def _warpgroup_uniform(w: Writer, i: int, statement: Statement) -> None:
     w.emit(f"shfl.sync.idx.b32 {w.result(i)}, {value}, 0, 31, 0xffffffff;")
 
 
+def _cluster_arrive(w: Writer, i: int, statement: Statement) -> None:
+    relaxed = statement[3]
+    w.emit(f"barrier.cluster.arrive{'.relaxed' if relaxed else ''}.aligned;")
+
+
 def _cluster_load(w: Writer, i: int, statement: Statement) -> None:
     """A word of another group's shared memory."""
     _, _, (index, rank), array = statement
@@ -187,5 +192,6 @@ RULES: dict[str, Rule] = {
     "wgmma": _wgmma, "wgmma_held": _wgmma, "setmaxnreg": _registers,
     "warpgroup_barrier": _warpgroup_barrier, "warpgroup": _warpgroup_id,
     "warpgroup_uniform": _warpgroup_uniform,
-    "cluster_load": _cluster_load, "cluster_store": _cluster_store,
+    "cluster_arrive": _cluster_arrive, "cluster_load": _cluster_load,
+    "cluster_store": _cluster_store,
 }  # fmt: skip  # a table

@@ -90,7 +90,6 @@ LINES = {
     "cp_async_commit": "cp.async.commit_group;", "cp_async_wait": "cp.async.wait_group {n};",
     "launch_dependents": "griddepcontrol.launch_dependents;",
     "await_launches": "griddepcontrol.wait;",
-    "cluster_arrive": "barrier.cluster.arrive.aligned;",
     "cluster_wait": "barrier.cluster.wait.aligned;",
     "mbar_fence": "fence.mbarrier_init.release.cluster;",
     "async_fence": "fence.proxy.async.shared::cta;",

@@ -63,23 +63,27 @@ def cluster_size() -> int:
     return current().cluster
 
 
-def cluster_arrive() -> None:
+def cluster_arrive(*, relaxed: bool = False) -> None:
     """All threads of all groups of the cluster arrive; each of them waits later on.
 
     PTX ISA, "Parallel Synchronization and Communication Instructions: barrier.cluster"
     (.arrive.aligned, which releases); sm_90. What a thread does between arriving and waiting is
     ordered with nobody's.
 
+    Args:
+        relaxed: without the memory barrier (.arrive.relaxed): after the wait other groups have no
+            promise but that barriers are initialised that were before `init_fence()`.
+
     Control flow is to be uniform in the cluster: a condition on the group or its rank is not, and
     tracing does not see that. The simulator does: as a deadlock.
 
-    Cost: a memory barrier, for what each thread wrote; then a way between multiprocessors, which
-    work before the wait hides.
+    Cost: unless relaxed a memory barrier of the GPU, for what each thread wrote; then a way between
+    multiprocessors, which work before the wait hides.
 
     Raises:
         TraceError: in a kernel without clusters, in a role or divergent control flow.
     """
-    _meet("cluster_arrive")
+    _meet("cluster_arrive", True if relaxed else None)
 
 
 def cluster_wait() -> None:
@@ -153,8 +157,8 @@ def mask_of(tracer: Tracer, mask: Value) -> Expr:
     return ranks
 
 
-def _meet(op: str) -> None:
+def _meet(op: str, relaxed: bool | None = None) -> None:
     t = current()
     clustered(t, op)
     t.need_uniform(op)
-    t.effect(op, "", ())
+    t.effect(op, "", (), relaxed)

@@ -73,13 +73,14 @@ class Sums:
             if self._share * (splits - 1) >= self._chunks:  # the last groups have no share
                 own = lang.select(self._rank * self._share < self._chunks, own, 0)
             self._there.expect(0, (own * 16 + 8 * rows) * splits)
-        lang.ptx.cluster_arrive()
-        lang.ptx.cluster_wait()
+        lang.ptx.cluster_arrive(relaxed=True)
 
     def gather(self, warp: WarpSums, tile: SplitTile) -> None:
         """Add up what the warps of this group have; all parts of its share are there then."""
         splits, rows = self._splits, self._rows
         half = rows * splits
+        if splits > 1:
+            lang.ptx.cluster_wait()  # all barriers are initialised
 
         def put_stats(query: Any, high: Any, whole: Any, copy: Any) -> None:
             at = query * splits

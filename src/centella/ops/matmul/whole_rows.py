@@ -113,11 +113,11 @@ class _Shared:
                 self.come.init(consumer, 1)
                 self.gone.init(consumer, 1)
             lang.ptx.init_fence()
-        self.meet()
+        self.meet(relaxed=True)
 
-    def meet(self) -> None:
+    def meet(self, *, relaxed: bool = False) -> None:
         """The threads of both groups meet."""
-        lang.ptx.cluster_arrive()
+        lang.ptx.cluster_arrive(relaxed=relaxed)
         lang.ptx.cluster_wait()
 
     def tiles(self) -> Iterator[Any]:
