@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from centella.dtypes import DType, bf16, f16, f32
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
+from centella.emit.ptx.layout import shared_layout
 from centella.errors import LimitError
 from centella.op import op
 from centella.op.op import Form
@@ -167,6 +168,17 @@ def test_a_stage_is_one_crews_and_a_multiprocessor_one_groups(format: str, n: in
     assert tile.stages >= min(2 * tile.crews, stages_of(call, k, n))
     used = sum(4 * array.words for array in ir.shared)
     assert 114 << 10 < used < 216 << 10 and ir.workgroup == tile.threads + 32
+
+
+@pytest.mark.parametrize("format", STREAMED)
+@pytest.mark.parametrize("room", [80, 100, 112, 115, 116, 120])
+def test_a_group_has_no_more_memory_than_there_is(format: str, room: int) -> None:
+    """Words that nobody uses are no more than what is left."""
+    caps = replace(CAPS, max_shared=room << 10)
+    for n, k in ((38, 512), (2560, 2560), (151936, 2560)):
+        (call,), _ = product_of(format, 1, n, k, caps=caps, forced=False)
+        assert call.kernel.name == "streamed_digits"
+        assert shared_layout(traced(call)).size <= caps.max_shared
 
 
 def product_with(x: Array) -> tuple[Array, Array, Array]:
