@@ -133,10 +133,10 @@ def test_norms_and_gates_join_it(
     ("format", "n", "k", "room", "runs"),
     [("q8_0", 6144, 2560, 112, 2), ("q4_k", 2400, 4096, 80, 4), ("q6_k", 6144, 2560, 120, 2)],
 )
-def test_rings_come_round_while_warps_of_a_warpgroup_are_in_other_rounds(
+def test_rings_come_round_where_a_warpgroup_has_warps_of_several_crews(
     format: str, n: int, k: int, room: int, runs: int
 ) -> None:
-    """Three warps are a crew, so that a warpgroup has warps of several; few groups run."""
+    """Three warps are a crew, so that one of four has parts of two; few groups run."""
     caps = replace(CAPS, max_shared=room << 10)
     (call,), specs = product_of(format, 1, n, k, y=f32, caps=caps, variant=STREAMED_DIGITS)
     tile = tile_of(call)
