@@ -57,6 +57,14 @@ def test_it_equals_float64(
 
 
 @pytest.mark.parametrize("format", STREAMED)
+def test_stages_of_four_runs(format: str) -> None:
+    """Two scales of x a stage, and four runs of high bits, as long rows have."""
+    (call,), specs = product_of(format, 1, 40, 8192, y=f32, variant=STREAMED_DIGITS)
+    assert tile_of(call).runs == 4
+    compare_with_float64(format, call, specs, (), 40, 1e-6)
+
+
+@pytest.mark.parametrize("format", STREAMED)
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 def test_results_of_16_bits(format: str, dtype: DType) -> None:
     """An odd number of outputs, of which the last has a word of its own."""
