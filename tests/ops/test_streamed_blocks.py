@@ -74,18 +74,24 @@ def filled(rng: np.random.Generator, spec: Spec) -> Array:
         ("q4_k", 16, 36, 1024, ("bias", "residual")), ("q6_k", 3, 70, 512, ("residual",)),
         ("q6_k", 16, 44, 2560, ()), ("q5_k", 9, 70, 1024, ()), ("iq4_xs", 5, 44, 1024, ("bias",)),
         ("iq4_nl", 16, 70, 640, ()), ("mxfp4", 4, 38, 1536, ("residual",)),
+        ("q8_0", 5, 2200, 640, ()), ("q4_1", 16, 4301, 384, ("bias",)), ("q4_k", 3, 4300, 512, ()),
+        ("q6_k", 16, 2201, 512, ()), ("q5_k", 2, 4300, 768, ()),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 def test_it_equals_float64(
     format: str, m: int, n: int, k: int, extras: tuple[str, ...], dtype: DType
 ) -> None:
-    """Odd numbers of rows and outputs; with few groups several blocks each: rings come round."""
+    """Odd numbers of rows and outputs; with few groups several blocks each: rings come round.
+
+    Warps have eight rows of the weight, of more than 2 112 outputs sixteen.
+    """
     factors, align = (dtype, 1) if m in (1, 9) else (f16, 16)
     (call,), specs = product_of(
         format, m, n, k, *extras, dtype=dtype, y=f32, factors=factors, align=align
     )
     assert call.kernel.name == "streamed_blocks"
+    assert dict(call.constants)["tile"].lines == (8 if n <= 2112 else 16)
     compare_with_float64(format, call, specs, extras, n)
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from centella.dtypes import DType, bf16, f16, f32
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
+from centella.emit.ptx.layout import shared_layout
 from centella.errors import LimitError
 from centella.op import op
 from centella.op.op import Form
@@ -54,6 +55,14 @@ def test_it_equals_float64(
     )  # fmt: skip
     assert call.kernel.name == "streamed_digits"
     compare_with_float64(format, call, specs, extras, n, 1e-6)
+
+
+@pytest.mark.parametrize("format", STREAMED)
+def test_stages_of_four_runs(format: str) -> None:
+    """Two scales of x a stage, and four runs of high bits, as long rows have."""
+    (call,), specs = product_of(format, 1, 40, 8192, y=f32, variant=STREAMED_DIGITS)
+    assert tile_of(call).runs == 4
+    compare_with_float64(format, call, specs, (), 40, 1e-6)
 
 
 @pytest.mark.parametrize("format", STREAMED)
@@ -133,10 +142,10 @@ def test_norms_and_gates_join_it(
     ("format", "n", "k", "room", "runs"),
     [("q8_0", 6144, 2560, 112, 2), ("q4_k", 2400, 4096, 80, 4), ("q6_k", 6144, 2560, 120, 2)],
 )
-def test_rings_come_round_while_warps_of_a_warpgroup_are_in_other_rounds(
+def test_rings_come_round_where_a_warpgroup_has_warps_of_several_crews(
     format: str, n: int, k: int, room: int, runs: int
 ) -> None:
-    """Three warps are a crew, so that a warpgroup has warps of several; few groups run."""
+    """Three warps are a crew, so that one of four has parts of two; few groups run."""
     caps = replace(CAPS, max_shared=room << 10)
     (call,), specs = product_of(format, 1, n, k, y=f32, caps=caps, variant=STREAMED_DIGITS)
     tile = tile_of(call)
@@ -168,6 +177,17 @@ def test_a_stage_is_one_crews_and_a_multiprocessor_one_groups(format: str, n: in
     assert tile.stages >= min(2 * tile.crews, stages_of(call, k, n))
     used = sum(4 * array.words for array in ir.shared)
     assert 114 << 10 < used < 216 << 10 and ir.workgroup == tile.threads + 32
+
+
+@pytest.mark.parametrize("format", STREAMED)
+@pytest.mark.parametrize("room", [80, 100, 112, 115, 116, 120])
+def test_a_group_has_no_more_memory_than_there_is(format: str, room: int) -> None:
+    """Words that nobody uses are no more than what is left."""
+    caps = replace(CAPS, max_shared=room << 10)
+    for n, k in ((38, 512), (2560, 2560), (151936, 2560)):
+        (call,), _ = product_of(format, 1, n, k, caps=caps, forced=False)
+        assert call.kernel.name == "streamed_digits"
+        assert shared_layout(traced(call)).size <= caps.max_shared
 
 
 def product_with(x: Array) -> tuple[Array, Array, Array]:

@@ -35,7 +35,8 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     ex2(x)             2 to the x by the target's own function
     widen_i8(w)        attr: (dtype, half); two i8 of a word as f16 or bf16
     widen_u7(w)        attr: (dtype, half, zero); two numbers of 0 to 127 of a word, less zero
-    permute_bytes(w, v, u) attr: which four of their eight bytes, or None: the number u says it
+    permute_bytes(w, v, u) attr: which four of their eight bytes, or with 8 added of their signs;
+                       None: the number u says it
     max_f16(w, v) max_bf16(w, v)   the larger of the lower halves and of the upper ones
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third; with

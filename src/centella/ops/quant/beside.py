@@ -49,23 +49,22 @@ class BesidePlane:
         """A row of a block that begins at a word, and at a row of the weight."""
         start = begin + row * self.pitch
         if self.whole:
-            return Row(self.memory, start, None, self.pitch % 4 == 0)
+            return Row(self.memory, start, None)
         before = self.plane.within_chunk(first * (self.pitch * self.plane.dtype.per_word))
-        return Row(self.memory, start + before // 2, before % 2, False)
+        return Row(self.memory, start + before // 2, before % 2)
 
 
 class Row(Struct, frozen=True, eq=False):
     """A row of a plane that lies beside.
 
     Attributes:
-        start: its first word in `memory`; odd: 1 where it begins in the middle of that, 0 or None.
-        chunks: whether it begins with a chunk.
+        start: its first word in `memory`.
+        odd: 1 where it begins in the middle of that word, else 0; None where rows are whole chunks.
     """
 
     memory: Any
     start: Any
     odd: Any | None
-    chunks: bool
 
     def word(self, word: Any) -> Any:
         """One of its words."""
@@ -77,7 +76,7 @@ class Row(Struct, frozen=True, eq=False):
 
     def chunk(self, word: Any) -> list[Any]:
         """Four of its words, of which the first has a number that four divides."""
-        if self.chunks:
+        if self.odd is None:
             return list(self.memory.load(self.start + word))
         return [self.word(word + i) for i in range(4)]
 

@@ -22,7 +22,14 @@ from centella.ops.quant.digits_kernel import (
     pitch_of,
 )
 from centella.ops.quant.product import Product, launched, of_linear, product_of
-from centella.ops.quant.stream import MOST_ROWS, BlockStream, bytes_of, comes_in_blocks, parts_of
+from centella.ops.quant.stream import (
+    MOST_ROWS,
+    REST,
+    BlockStream,
+    bytes_of,
+    comes_in_blocks,
+    parts_of,
+)
 from centella.ops.rows import WARP
 from centella.specs import Caps
 
@@ -73,9 +80,9 @@ def _with_stages(tile: BlockStream, product: Product, turns: int, caps: Caps) ->
     )
     kept += 4 * tile.slots * tile.halves * beside + 8 * tile.crews * pitch_of(tile)
     stage = tile.halves * tile.height * bytes_of(product.format, tile.columns)
-    stages = min((min(ROOM, caps.max_shared) - kept - 2048) // stage, steps * turns)
+    stages = min((min(ROOM, caps.max_shared) - kept - REST) // stage, steps * turns)
     stages = stages // tile.crews * tile.crews
-    spare = min(TWO_GROUPS, caps.max_shared) - (kept + stages * stage)
+    spare = min(TWO_GROUPS, caps.max_shared - REST) - (kept + stages * stage)
     tile = replace(tile, stages=stages, spare=max(spare // 4, 0))
     few = min(LEAST * tile.crews, steps * turns)
     fits = tile.stages >= max(few, LEAST) and tile.threads + WARP <= caps.max_workgroup

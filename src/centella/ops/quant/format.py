@@ -105,7 +105,7 @@ class Levels(Struct, frozen=True, eq=False):
 
     Attributes:
         factors: words of four bytes, one byte for each `Cores.shared` numbers; they are i8 where
-            `signed`, else u8 below 128.
+            `signed`, else u8.
         scale: what these are multiplied by.
         lows: of each 32 numbers a byte; least: times which it is taken off; or None.
     """

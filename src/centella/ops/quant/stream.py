@@ -24,6 +24,7 @@ from centella.ops.rows import WARP, fold
 from centella.specs import Caps, Spec
 
 MOST_ROWS = 2 * DEPTH  # of a stage
+REST = 2 << 10  # bytes of barriers, of what a norm adds up, and between arrays, at most
 Factor = tuple[Any, Any | None]  # and what is added to numbers times it
 
 
