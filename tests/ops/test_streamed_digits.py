@@ -190,28 +190,36 @@ def test_a_group_has_no_more_memory_than_there_is(format: str, room: int) -> Non
         assert shared_layout(traced(call)).size <= caps.max_shared
 
 
-def product_with(x: Array) -> tuple[Array, Array, Array]:
-    """The product of a row with a weight of Q8_0 in the simulator; in f64; that of amounts."""
-    (call,), specs = product_of("q8_0", 1, 8, len(x), y=f32, variant=STREAMED_DIGITS)
+def product_with(x: Array, format: str = "q8_0") -> tuple[Array, Array, Array]:
+    """The product of a row with a weight in the simulator; in f64; that of amounts.
+
+    Factors are small, so that outputs are not beyond f32 where x is at its end.
+    """
+    (call,), specs = product_of(format, 1, 8, len(x), y=f32, variant=STREAMED_DIGITS)
     rng, ir = np.random.default_rng(5), traced(call)
     arrays = [x[None].astype(np.float32), *(filled(rng, spec) for spec in specs[1:-1])]
+    arrays = [a if a.dtype.kind in "iu" or n == 0 else a / 8192 for n, a in enumerate(arrays)]
     words = [laid_out(a, spec) for a, spec in zip(arrays, specs, strict=False)]
     words.append(laid_out(None, specs[-1]))
     simulate(ir, words, parameters(call, ir), 1)
     exact = [a if a.dtype.kind in "iu" else rounded(a, s.dtype)
              for a, s in zip(arrays, specs, strict=False)]  # fmt: skip
-    weight = FORMATS["q8_0"].decode(*exact[1:]).T
-    wanted = np.maximum(0.5 * (exact[0] @ weight), 0)
-    return result(call, words), wanted, np.abs(exact[0]) @ np.abs(weight)
+    weight = FORMATS[format].decode(*exact[1:]).T.astype(np.float64)
+    most = np.abs(weight).max()  # numbers times factors, and what is added
+    wanted = np.maximum(0.5 * (exact[0].astype(np.float64) @ weight), 0)
+    return result(call, words), wanted, np.abs(exact[0]).sum(dtype=np.float64) * most
 
 
-@pytest.mark.parametrize("scale", [1e-27, 1e-9, 1.0, 1e30, 1e35])
-def test_numbers_of_any_size(scale: float) -> None:
-    """Outliers beside small numbers, powers of two, zeros."""
-    x = np.random.default_rng(1).standard_normal(256) * scale / 4
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-27, 1e-9, 1.0, 1e30, 1e35, 2e37])
+def test_numbers_of_any_size(scale: float, format: str) -> None:
+    """Outliers beside small numbers, powers of two, zeros; sums of x that are beyond f32."""
+    x = np.random.default_rng(1).standard_normal(512) * scale / 4
     x[::7] *= 1e-4
     x[3], x[40], x[32:36], x[64:96] = scale / 2, -scale / 2, 0.0, 0.0
-    got, wanted, amounts = product_with(x)
+    if scale > 1e36:
+        x[256:288] = scale / 2
+    got, wanted, amounts = product_with(x, format)
     assert (np.abs(got - wanted) <= 3e-7 * amounts).all()
 
 

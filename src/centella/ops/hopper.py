@@ -7,4 +7,4 @@ SHARED = 226 << 10  # bytes of shared memory that the groups of a multiprocessor
 # Groups of one a multiprocessor, by those of a cluster: a cluster lies in one of the GPCs, whose
 # multiprocessors (16 or 18 of an H200) it may not divide.
 AT_ONCE = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 112, 8: 104}
-TWO_GROUPS = 115 << 10  # bytes of shared memory that two groups of a multiprocessor cannot have
+ALONE = 115 << 10  # a group with so many bytes of shared memory has a multiprocessor to itself

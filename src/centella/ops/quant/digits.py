@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
-from centella.ops.hopper import TWO_GROUPS
+from centella.ops.hopper import ALONE
 from centella.ops.layout import rows_of
 from centella.ops.matmul.normed import DIGITS, NormedAttrs
 from centella.ops.matmul.problem import LinearAttrs, aligned
@@ -34,9 +34,9 @@ from centella.ops.rows import WARP
 from centella.specs import Caps
 
 LONGEST = 16384  # of h, which is in shared memory whole
-ROOM = 208 << 10  # bytes of shared memory: attention's groups lie beside one
+ROOM = 208 << 10  # bytes of shared memory of a group; the rest is for one of attention beside it
 STAGE = 0.5  # what a warp does for a stage beside its products, in runs of eight rows
-ALONE = 14  # warps of a multiprocessor that wait for each other as long as for their own results
+FEW_WARPS = 14  # of a multiprocessor: fewer take as long, as they wait for their own results
 
 
 def _of_normed(form: Form[NormedAttrs]) -> Product:
@@ -82,7 +82,7 @@ def _with_stages(tile: BlockStream, product: Product, turns: int, caps: Caps) ->
     stage = tile.halves * tile.height * bytes_of(product.format, tile.columns)
     stages = min((min(ROOM, caps.max_shared) - kept - REST) // stage, steps * turns)
     stages = stages // tile.crews * tile.crews
-    spare = min(TWO_GROUPS, caps.max_shared - REST) - (kept + stages * stage)
+    spare = min(ALONE, caps.max_shared - REST) - (kept + stages * stage)
     tile = replace(tile, stages=stages, spare=max(spare // 4, 0))
     few = min(LEAST * tile.crews, steps * turns)
     fits = tile.stages >= max(few, LEAST) and tile.threads + WARP <= caps.max_workgroup
@@ -90,9 +90,9 @@ def _with_stages(tile: BlockStream, product: Product, turns: int, caps: Caps) ->
 
 
 def _cost(tile: BlockStream, k: int) -> tuple[float, int]:
-    """What crews take, each as long as the warps of a scheduler do, or one of them alone."""
-    each = tile.runs + STAGE  # of a stage, in runs
-    return _rounds(tile, k) * each * max(tile.crews * tile.teams, ALONE), tile.crews
+    """What a block takes, in runs times warps; of equal tiles the one with fewer crews."""
+    of_crew = _rounds(tile, k) * (tile.runs + STAGE)
+    return of_crew * max(tile.crews * tile.teams, FEW_WARPS), tile.crews
 
 
 def _rounds(tile: BlockStream, k: int) -> int:

@@ -10,10 +10,10 @@ each is cut to an integer of 31 bits times 2^(e - 30), and that is four digits o
 to 127: columns of the second factor of `mma`. The first has 8 rows of 32 bytes, and below them the
 32 bytes after those; the second has the digits of both. Sums of 32 products are exact. Where a
 format's factors are integers times one of 256 numbers, sums are multiplied by them as integers and
-added up, exactly; else as f32. They are multiplied by that factor and 2^(e - 30), and added to one
-sum for each digit in f32; 256 to the power of the digit comes last. What a format adds to its
-numbers times a factor is multiplied by the sum of h. (Digits of a factor on integer tensor cores:
-Ootomo, Ozaki and Yokota 2023, arXiv 2306.11975, there of f64.)
+added up, exactly (below 2^30); else as f32. They are multiplied by that factor and 2^(e - 30), and
+added to one sum for each digit in f32; 256 to the power of the digit comes last. What a format adds
+to its numbers times a factor is multiplied by the sum of h. (Digits of a factor on integer tensor
+cores: Ootomo, Ozaki and Yokota 2023, arXiv 2306.11975, there of f64.)
 
 A warp has eight rows, and so has its team of one warp of each crew: crews take the stages in turn,
 and a stage is always one crew's, so that none can take what another has not had yet for its own.
@@ -24,6 +24,7 @@ additions in f32. 256 neighbours with an infinity or NaN give NaN.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -43,16 +44,17 @@ from centella.ops.quant.table import FORMATS
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP, fold, over_lanes
 
-RUNS = 2  # whose numbers of h have one scale
-COLUMNS = RUNS * RUN
+RUNS = 2  # of a span, whose numbers of h have one scale
+SPAN = RUNS * RUN  # its columns
 MOST_WARPS = 20  # that multiply
 DIGITS = 4
 OFFSET = 0x00808080  # which makes digits of 0 to 255 those of -128 to 127
-EXPONENT, LEAST = 0x7F800000, 30  # of f32; the smallest that has a scale
+BITS = 30  # of a number's amount
+INFINITY, SMALLEST = 0x7F800000, 30  # the bits of f32; the smallest exponent that has a scale
 SECOND = DIGITS * QUAD + 1  # the chunk where the second of two groups begins
 PITCH = WARP + 4  # chunks of the digits of a run, some unused for banks of their own
-LEVELS = 4 * QUAD  # words of the sums and scales of so many columns
-MAGIC, MAGIC_VALUE = 0x4B400000, 12582912.0  # 1.5 2^23: plus a sum below 2^22 it is an f32's bits
+LEVELS = 4 * QUAD  # words of the sums and scales of a span
+SIGNED, SIGNED_VALUE = 0x4B400000, 12582912.0  # 1.5 2^23: plus a sum below 2^22 it is f32's bits
 
 
 def pitch_of(tile: BlockStream) -> int:
@@ -61,39 +63,41 @@ def pitch_of(tile: BlockStream) -> int:
 
 
 class Digits:
-    """A row of h in shared memory as digits, and of each COLUMNS a scale, and sums of groups.
+    """A row of h in shared memory as digits, and of each span a scale, and sums of its groups.
 
     Two groups are a second factor of `mma`: digit c of the first is column c, of the other column
-    4 + c. A lane's words of two such factors, a run's, are a chunk.
+    4 + c. A lane's words of two such factors, a run's, are a chunk. Sums are of h divided by the
+    scale.
 
     Args:
         capacity: numbers there is room for; kind: of the norm; threads: of the group, that fill it.
-        in_turn: whether of the groups of a scale every other's sums are a chunk, or those of groups
-            t and 4 + t.
+        alternate: whether a chunk of sums has those of groups 0, 2, 4 and 6, the next one those of
+            1, 3, 5 and 7; else chunk t has those of groups t and 4 + t.
     """
 
-    def __init__(self, capacity: int, kind: str, threads: int, in_turn: bool) -> None:
-        self.in_turn: bool = in_turn
+    def __init__(self, capacity: int, kind: str, threads: int, alternate: bool) -> None:
+        self.alternate: bool = alternate
         self.normed: Normed = Normed(capacity, kind, threads)
         self._words = lang.shared(u32, capacity // RUN * PITCH * 4)
-        self._levels = lang.shared(f32, capacity // COLUMNS * LEVELS)
+        self._levels = lang.shared(f32, capacity // SPAN * LEVELS)
 
     def fill(
         self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
     ) -> None:  # fmt: skip
-        """Write this thread's chunks; four neighbouring threads have a group, a warp a scale."""
+        """Write this thread's chunks; four neighbouring threads have a group, a warp a span."""
         chunks = self.normed.chunks(me)
         for chunk, eight in zip(chunks, self.normed.values(me, x, k, vectors, meet), strict=True):
             inside = chunk * EIGHT < k
             values = [lang.select(inside, v, 0.0) for v in eight]
             bits = [lang.bitcast(v, u32) & 0x7FFFFFFF for v in values]
-            largest = lang.subgroup_max(fold(bits, lang.maximum))  # COLUMNS are a warp's chunks
+            largest = lang.subgroup_max(fold(bits, lang.maximum))
+            exponent = lang.maximum(largest >> 23, SMALLEST)
+            up = lang.bitcast((BITS + 253 - exponent) << 23, f32)
+            down = lang.bitcast((exponent + 1 - BITS) << 23, f32)
+            down = lang.select(largest < INFINITY, down, float("nan"))
+            values = [v * up for v in values]
             total = over_lanes(fold(values, lambda a, b: a + b), GROUP // EIGHT)
-            exponent = lang.maximum(largest >> 23, LEAST)
-            up = lang.bitcast((283 - exponent) << 23, f32)
-            down = lang.bitcast((exponent - 29) << 23, f32)
-            down = lang.select(largest < EXPONENT, down, float("nan"))
-            words = [_digits(v * up) for v in values]
+            words = [_digits(v) for v in values]
             with lang.if_(chunk < self.normed.capacity // EIGHT):
                 start = chunk // 16 * (4 * PITCH) + chunk // 4 % 2 * (4 * SECOND)
                 start = start + chunk % 2 * 8 + (chunk // 8 % 2 * 2 + chunk // 2 % 2)
@@ -102,23 +106,23 @@ class Digits:
                         self._words[start + (quad * 4 + digit * 16)] = word
                 with lang.if_(chunk % 4 == 0):
                     group, at = chunk // 4 % 8, chunk // 32 * LEVELS
-                    if self.in_turn:
+                    if self.alternate:
                         at = at + group % 2 * 4 + group // 2
                     else:
                         at = at + group % 4 * 4 + group // 4
                     self._levels[at] = total
-                    self._levels[at + (8 if self.in_turn else 2)] = down
+                    self._levels[at + (2 * QUAD if self.alternate else 2)] = down
 
     def load(self, run: Any, lane: Any) -> list[list[Any]]:
         """This lane's words of the second factors of a run."""
         words = self._words.load_chunk(run * PITCH + (lane + lane // (DIGITS * QUAD)))
         return [words[:2], words[2:]]
 
-    def sums(self, scale: Any, which: Any) -> tuple[list[Any], Any]:
-        """Sums of groups that have the scale of a number, as `in_turn` says of which, and it."""
-        sums = self._levels.load_chunk(scale * QUAD + which)
-        if self.in_turn:
-            return sums, self._levels[scale * LEVELS + 8]
+    def sums(self, span: Any, chunk: Any) -> tuple[list[Any], Any]:
+        """The sums that a chunk of a span has, as `alternate` says, and the scale."""
+        sums = self._levels.load_chunk(span * QUAD + chunk)
+        if self.alternate:
+            return sums, self._levels[span * LEVELS + 2 * QUAD]
         return sums[:2], sums[2]
 
 
@@ -145,8 +149,8 @@ def _streamed_digits(
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(stored.planes)]]
     shared = Weights(tile, stored, depth, beside, x.dtype, w, planes)
-    in_turn = shared.cores.levels is None
-    digits = Digits(shared.steps * tile.columns, kind, tile.threads, in_turn)
+    alternate = shared.cores.levels is None
+    digits = Digits(shared.steps * tile.columns, kind, tile.threads, alternate)
     sums = Sums(tile.crews, 2, pitch_of(tile))  # of two blocks in turn
     if tile.spare:
         lang.shared(u32, tile.spare)
@@ -207,18 +211,18 @@ class _Consumer:
 
     def _multiply(self, rows: list[Row], step: Any, stage: Any) -> None:
         """A stage's columns, of which so many come before; past the last ones h is 0."""
-        cores, scales = self.shared.cores, self.shared.tile.runs // RUNS
-        for part in range(scales):
-            scale = step * scales + part
-            runs = [self.shared.run(scale * RUNS + i, rows) for i in range(RUNS)]
-            products = self._products(scale, stage, part * RUNS)
+        cores, spans = self.shared.cores, self.shared.tile.runs // RUNS
+        for part in range(spans):
+            span = step * spans + part
+            runs = [self.shared.run(span * RUNS + i, rows) for i in range(RUNS)]
+            products = self._products(span, stage, part * RUNS)
             if cores.levels:
-                self._add_integers(cores.levels(runs[0]), scale, products)
+                self._add_integers(cores.levels(runs[0]), span, products)
             else:
-                self._add_floats([f for run in runs for f in cores.factors(run)], scale, products)
+                self._add_floats([f for run in runs for f in cores.factors(run)], span, products)
 
-    def _products(self, scale: Any, stage: Any, first: int) -> Iterator[list[list[Any]]]:
-        """Of each two groups that have a scale the sums of two digits times numbers, exactly.
+    def _products(self, span: Any, stage: Any, first: int) -> Iterator[list[list[Any]]]:
+        """Of each two groups of a span the sums of two digits times numbers, exactly.
 
         Of the first group for lanes 0 and 1 of four, of the second for the others. Where sixteen
         numbers share a factor there are two such lists, with the others zeros in the meantime.
@@ -229,7 +233,7 @@ class _Consumer:
         sixteens = GROUP // self.shared.cores.shared
         own = self.start, self.stored, self.high
         for run in range(RUNS):
-            digits = self.digits.load(scale * RUNS + run, self.lane)
+            digits = self.digits.load(span * RUNS + run, self.lane)
             groups = list(self.shared.groups(stage, *own, first + run))
             for pair, factor in enumerate(digits):
                 words = list(zip(*(g[0] for g in groups[2 * pair : 2 * pair + 2]), strict=True))
@@ -243,13 +247,13 @@ class _Consumer:
             for group, word in enumerate(both):
                 self.height[2 * half + group] = zero if other else word
         self.width[0], self.width[1] = digits
-        self.products.fill(0 if cores.levels else MAGIC)
+        self.products.fill(0 if cores.levels else SIGNED)
         lang.ptx.mma_bytes(
             self.products, self.height, self.width, u8 if cores.zero is not None else i8
         )
         return [lang.select(self.second, self.products[2 + d], self.products[d]) for d in range(2)]
 
-    def _add_integers(self, levels: Levels, scale: Any, each: Iterator[list[list[Any]]]) -> None:
+    def _add_integers(self, levels: Levels, span: Any, each: Iterator[list[list[Any]]]) -> None:
         """Products times the integers that are factors, added up as such."""
         shared, totals = self.shared.cores.shared, [lang.const(0, i32)] * 2
         words = [
@@ -261,25 +265,25 @@ class _Consumer:
                 factor = _byte(words[number // 4], number % 4, levels.signed)
                 totals = [t + p * factor for t, p in zip(totals, products, strict=True)]
         lane = self.lane % QUAD
-        sums, step = self.digits.sums(scale, lane)
+        sums, scale = self.digits.sums(span, lane)
         for kept, total in zip(self.kept, totals, strict=True):
-            kept.set(lang.fma(lang.cast(total, f32), levels.scale * step, kept))
+            kept.set(lang.fma(lang.cast(total, f32) * levels.scale, scale, kept))
         if levels.lows is not None:
             lows = [field(word >> 8 * lane, 0, 255, 0) for word in levels.lows]
             low = lang.fma(lows[0], sums[0], lows[1] * sums[1])
-            self.below.set(lang.fma(low, -levels.least, self.below))
+            self.below.set(lang.fma(low * -levels.least, scale, self.below))
 
     def _add_floats(
-        self, factors: list[Factor], scale: Any, each: Iterator[list[list[Any]]]
+        self, factors: list[Factor], span: Any, each: Iterator[list[list[Any]]]
     ) -> None:
         """Products times the factors of groups, added up in f32."""
         zero, lows, totals = self.shared.cores.zero, list[Any](), [lang.const(0.0, f32)] * 2
-        sums, step = self.digits.sums(scale, lang.select(self.second, 1, 0))
+        sums, scale = self.digits.sums(span, lang.select(self.second, 1, 0))
         for pair, (products,) in enumerate(each):
             (factor, low), (later, low_later) = factors[2 * pair : 2 * pair + 2]
             factor = lang.select(self.second, later, factor)
             for digit, product in enumerate(products):
-                exact = lang.bitcast(product, f32) - MAGIC_VALUE
+                exact = lang.bitcast(product, f32) - SIGNED_VALUE
                 totals[digit] = lang.fma(exact, factor, totals[digit])
             level = None
             if low is not None and low_later is not None:
@@ -289,9 +293,10 @@ class _Consumer:
             if level is not None:
                 lows.append(level)
         for kept, total in zip(self.kept, totals, strict=True):
-            kept.set(lang.fma(total, step, kept))
-        for low, total in zip(lows, sums, strict=False):
-            self.below.set(lang.fma(low, total, self.below))
+            kept.set(lang.fma(total, scale, kept))
+        if lows:
+            below = fold([low * total for low, total in zip(lows, sums, strict=True)], operator.add)
+            self.below.set(lang.fma(below, scale, self.below))
 
     def _leave(self, sums: Sums, turn: Any) -> None:
         """Add up digits, of which neighbouring lanes have two each, of every other group."""

@@ -62,7 +62,7 @@ def launched(
     kernel: Kernel, product: Product, tile: BlockStream, constants: Constants = (),
     threads: int | None = None,
 ) -> Lowered:  # fmt: skip
-    """The launch of a streamed kernel; `threads`: of a group, if not as many as it has."""
+    """The launch of a streamed kernel; `threads`: of a group, None: its workgroup."""
     problem, extras = product.problem, product.extras
     beside, layout = parts_of(product.format, product.planes)
     pitch = rows_of(extras["residual"]).strides[0] if "residual" in extras else 0

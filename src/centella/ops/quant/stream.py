@@ -93,11 +93,12 @@ class Weights:
         assert kind.cores is not None, "as `comes_in_blocks` says"
         self.cores: Cores = kind.cores
         self.depth: int = depth
+        assert tile.stages % tile.crews == 0, "a stage is one crew's"
         self.halves: int = tile.halves
         names = ("n", "k", "width", "ldw", "half", "rows", "blocks")
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
         self.words: int = tile.columns // (2 * per_byte(kind))  # elements of 16 bits
-        self.rounds: int = -(-depth // (tile.columns * tile.crews))  # of stages, one for each crew
+        self.rounds: int = -(-depth // (tile.columns * tile.crews))  # stages of a crew, for a block
         self.steps: int = self.rounds * tile.crews
         slots = tile.stages * tile.halves
         self.ring: Any = lang.ptx.SharedTile(dtype, (slots, tile.height, self.words))
