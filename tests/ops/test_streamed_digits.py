@@ -140,7 +140,7 @@ def test_norms_and_gates_join_it(
 
 @pytest.mark.parametrize(
     ("format", "n", "k", "room", "runs"),
-    [("q8_0", 6144, 2560, 112, 2), ("q4_k", 2400, 4096, 80, 4), ("q6_k", 6144, 2560, 120, 2)],
+    [("q8_0", 2300, 640, 60, 2), ("q4_k", 2300, 2048, 60, 4), ("q6_k", 2300, 512, 60, 2)],
 )
 def test_rings_come_round_where_a_warpgroup_has_warps_of_several_crews(
     format: str, n: int, k: int, room: int, runs: int
