@@ -188,9 +188,10 @@ def test_the_rules_of_transcripts(timed: bool, random: bool) -> None:
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_texts_that_beams_may_become(timed: bool) -> None:
-    given = beams(2, 3, 7501)
-    simulated(formed("speech_beams", given, **TIMES, timed=timed, random=False), given, ptx=True)
-    check("speech_beams", given, 1e-5, **TIMES, timed=timed, random=False)
+    rules = {**TIMES, "timed": timed, "random": False}
+    few = beams(1, 2, 6150)  # PTX is interpreted thread by thread
+    simulated(formed("speech_beams", few, **rules), few, ptx=True)
+    check("speech_beams", beams(2, 3, 7501), 1e-5, **rules)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
