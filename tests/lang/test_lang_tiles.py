@@ -223,7 +223,7 @@ def integers(w: In[u32], x: In[u32], z: Out[u32], y: Out[i32, 2], *, kind: DType
         row, column = total.place(register)
         y[row, column] = total[register]
     z[t] = ptx.permute_bytes(w[t], x[t], (6, 3, 8, 15))
-    z[t + 32] = ptx.permute_bytes(w[t], x[t], x[t] ^ w[t])
+    z[t + 32] = ptx.permute_bytes(w[t], x[t], lang.var(x[t] ^ w[t]))
 
 
 def integers_case(kind: DType) -> tuple[KernelIR, dict[str, Tensor]]:
@@ -727,6 +727,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ptx.mma_bytes(sums(), factor(), factor((16, 8)), i8), "mma_bytes takes i32 .16, 8."
     ),
     "bytes": (lambda: ptx.permute_bytes(1, 2, (0, 1, 2, 16)), "four numbers of bytes, 0 to 15"),
+    "bytes by a float": (
+        lambda: ptx.permute_bytes(1, 2, lang.cast(lang.local_id(), f32)), "u32"
+    ),
     "whole bytes": (
         lambda: ptx.permute_bytes(lang.local_id(), 2, cast("Any", (0, 1, 2, 3.0))),
         "four numbers of bytes, 0 to 15",

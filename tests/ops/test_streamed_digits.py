@@ -210,7 +210,7 @@ def product_with(x: Array, format: str = "q8_0") -> tuple[Array, Array, Array]:
     return result(call, words), wanted, np.abs(exact[0]).sum(dtype=np.float64) * most
 
 
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs"])
 @pytest.mark.parametrize("scale", [1e-30, 1e-27, 1e-9, 1.0, 1e30, 1e35, 2e37])
 def test_numbers_of_any_size(scale: float, format: str) -> None:
     """Outliers beside small numbers, powers of two, zeros; sums of x that are beyond f32."""

@@ -70,20 +70,20 @@ def cluster_arrive(*, relaxed: bool = False) -> None:
     (.arrive.aligned, which releases); sm_90. What a thread does between arriving and waiting is
     ordered with nobody's.
 
-    Args:
-        relaxed: without the memory barrier (.arrive.relaxed): after the wait other groups have no
-            promise but that barriers are initialised that were before `init_fence()`.
-
     Control flow is to be uniform in the cluster: a condition on the group or its rank is not, and
     tracing does not see that. The simulator does: as a deadlock.
 
     Cost: unless relaxed a memory barrier of the GPU, for what each thread wrote; then a way between
     multiprocessors, which work before the wait hides.
 
+    Args:
+        relaxed: without the memory barrier (.arrive.relaxed): after the wait other groups have no
+            promise but that barriers are initialised that were before `init_fence()`.
+
     Raises:
         TraceError: in a kernel without clusters, in a role or divergent control flow.
     """
-    _meet("cluster_arrive", True if relaxed else None)
+    _meet("cluster_arrive", relaxed or None)
 
 
 def cluster_wait() -> None:

@@ -14,7 +14,7 @@ from centella.errors import TraceError
 from centella.lang.memory import Argument
 from centella.lang.ptx.tiles import HALVES, Fragment, SharedTile, whole_warps
 from centella.lang.tracer import current
-from centella.lang.values import Expr, Value, expr_of
+from centella.lang.values import Expr, Operand, Value, expr_of
 
 
 def mma_sync(c: Fragment, a: Fragment, b: Fragment) -> None:
@@ -115,7 +115,7 @@ def widen_u7(word: Value, dtype: DType, zero: int = 0) -> tuple[Expr, Expr]:
     return low, high
 
 
-def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int] | Expr) -> Expr:
+def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int] | Operand) -> Expr:
     """A word of four bytes of two words: 0 to 3 are those of a, 4 to 7 those of b, lowest first.
 
     With 8 added to a number, all bits are the highest of that byte: (3, 11, 11, 11) is the last
@@ -129,7 +129,7 @@ def permute_bytes(a: Value, b: Value, order: tuple[int, int, int, int] | Expr) -
     """
     t = current()
     operands = (expr_of(t, a, "u32"), expr_of(t, b, "u32"))
-    if isinstance(order, Expr):
+    if isinstance(order, Operand):
         return t.pure("permute_bytes", "u32", (*operands, expr_of(t, order, "u32")))
     numbers: Any = order
     whole = isinstance(numbers, Sequence) and all(isinstance(byte, int) for byte in numbers)

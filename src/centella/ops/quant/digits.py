@@ -14,12 +14,11 @@ from centella.ops.matmul.streamed import LEAST, blocks_of, groups_of, outputs_of
 from centella.ops.matmul.streamed_kernel import EIGHT, LAYER, SUMS
 from centella.ops.quant.beside import words_of
 from centella.ops.quant.digits_kernel import (
-    LEVELS,
     MOST_WARPS,
-    PITCH,
     RUNS,
     kernel,
     pitch_of,
+    words_of_row,
 )
 from centella.ops.quant.product import Product, launched, of_linear, product_of
 from centella.ops.quant.stream import (
@@ -62,23 +61,29 @@ def _tile(product: Product, caps: Caps) -> BlockStream | None:
     turns = -(-blocks_of(problem, rows) // groups_of(problem, rows))  # blocks of a group
     one = BlockStream(rows, 0, halves=halves, slots=min(turns, 2), across=1)
     one = replace(one, teams=halves * one.height // EIGHT)
+    beside = sum(words_of(rows, *plane) for plane in parts_of(kind, product.planes)[0])
+    beside *= 4 * one.slots * halves
     tiles = [
         tile for crews in range(1, MOST_WARPS // one.teams + 1) for runs in (RUNS, 2 * RUNS)
         if crews * one.teams % 4 == 0  # whole warpgroups
-        and (tile := _with_stages(replace(one, runs=runs, crews=crews), product, turns, caps))
+        and (tile := _with_stages(
+            replace(one, runs=runs, crews=crews), product, turns, beside, caps
+        ))
     ]  # fmt: skip
     return min(tiles, key=lambda tile: _cost(tile, problem.k), default=None)
 
 
-def _with_stages(tile: BlockStream, product: Product, turns: int, caps: Caps) -> BlockStream | None:
-    """With as many stages as have room; None where they are too few, or threads too many."""
-    steps = _rounds(tile, product.problem.k) * tile.crews
-    runs = steps * tile.runs
-    kept = 16 * runs * PITCH + 4 * (runs // RUNS) * LEVELS
-    beside = sum(
-        words_of(tile.rows, *plane) for plane in parts_of(product.format, product.planes)[0]
-    )
-    kept += 4 * tile.slots * tile.halves * beside + 8 * tile.crews * pitch_of(tile)
+def _with_stages(
+    tile: BlockStream, product: Product, turns: int, beside: int, caps: Caps
+) -> BlockStream | None:
+    """With as many stages as have room; None where they are too few, or threads too many.
+
+    Args:
+        turns: blocks of a group; beside: bytes of the planes that lie beside.
+    """
+    steps = tile.rounds(product.problem.k) * tile.crews
+    digits, levels = words_of_row(steps * tile.columns)
+    kept = beside + 4 * (digits + levels) + 8 * tile.crews * pitch_of(tile)
     stage = tile.halves * tile.height * bytes_of(product.format, tile.columns)
     stages = min((min(ROOM, caps.max_shared) - kept - REST) // stage, steps * turns)
     stages = stages // tile.crews * tile.crews
@@ -91,13 +96,8 @@ def _with_stages(tile: BlockStream, product: Product, turns: int, caps: Caps) ->
 
 def _cost(tile: BlockStream, k: int) -> tuple[float, int]:
     """What a block takes, in runs times warps; of equal tiles the one with fewer crews."""
-    of_crew = _rounds(tile, k) * (tile.runs + STAGE)
+    of_crew = tile.rounds(k) * (tile.runs + STAGE)
     return of_crew * max(tile.crews * tile.teams, FEW_WARPS), tile.crews
-
-
-def _rounds(tile: BlockStream, k: int) -> int:
-    """Stages of a crew."""
-    return -(-k // (tile.columns * tile.crews))
 
 
 def _launches(product: Product, tile: BlockStream) -> Lowered:

@@ -62,6 +62,11 @@ def pitch_of(tile: BlockStream) -> int:
     return tile.halves * tile.height + PAD
 
 
+def words_of_row(capacity: int) -> tuple[int, int]:
+    """Words of the digits of so many numbers, and of their sums and scales."""
+    return capacity // RUN * PITCH * 4, capacity // SPAN * LEVELS
+
+
 class Digits:
     """A row of h in shared memory as digits, and of each span a scale, and sums of its groups.
 
@@ -78,8 +83,9 @@ class Digits:
     def __init__(self, capacity: int, kind: str, threads: int, alternate: bool) -> None:
         self.alternate: bool = alternate
         self.normed: Normed = Normed(capacity, kind, threads)
-        self._words = lang.shared(u32, capacity // RUN * PITCH * 4)
-        self._levels = lang.shared(f32, capacity // SPAN * LEVELS)
+        digits, levels = words_of_row(capacity)
+        self._words = lang.shared(u32, digits)
+        self._levels = lang.shared(f32, levels)
 
     def fill(
         self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
@@ -96,7 +102,7 @@ class Digits:
             down = lang.bitcast((exponent + 1 - BITS) << 23, f32)
             down = lang.select(largest < INFINITY, down, float("nan"))
             values = [v * up for v in values]
-            total = over_lanes(fold(values, lambda a, b: a + b), GROUP // EIGHT)
+            total = over_lanes(fold(values, operator.add), GROUP // EIGHT)
             words = [_digits(v) for v in values]
             with lang.if_(chunk < self.normed.capacity // EIGHT):
                 start = chunk // 16 * (4 * PITCH) + chunk // 4 % 2 * (4 * SECOND)
@@ -285,13 +291,10 @@ class _Consumer:
             for digit, product in enumerate(products):
                 exact = lang.bitcast(product, f32) - SIGNED_VALUE
                 totals[digit] = lang.fma(exact, factor, totals[digit])
-            level = None
             if low is not None and low_later is not None:
-                level = lang.select(self.second, low_later, low)
-            if zero:
-                level = factor * -zero if level is None else lang.fma(-zero, factor, level)
-            if level is not None:
-                lows.append(level)
+                lows.append(lang.select(self.second, low_later, low))
+            elif zero:
+                lows.append(factor * -zero)
         for kept, total in zip(self.kept, totals, strict=True):
             kept.set(lang.fma(total, scale, kept))
         if lows:

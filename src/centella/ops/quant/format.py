@@ -125,7 +125,8 @@ class Cores(Struct, frozen=True, eq=False):
             bytes: they themselves, or those of the low halves, then of the high ones. Where the
             second plane has high bits, they are in bytes of the word `high`, from a field on.
         factors: `factors(run)`: of each `shared` numbers the factor, and what is added, or None.
-        zero: what these numbers, of 0 to 127, are more than they stand for; None: they are i8.
+        zero: what these numbers, of 0 to 127, are more than they stand for, 0 where `factors` has
+            something that is added; None: they are i8.
         high: bits of a number that the second plane has, as `host.high_bits` reads them; 0: none.
         shared: 16 or 32.
         levels: `levels(run)`: where blocks are of 256, the factors of the block that begins with a

@@ -55,6 +55,10 @@ class BlockStream(Struct, frozen=True):
         """Columns of a stage."""
         return self.across * self.runs * RUN
 
+    def rounds(self, depth: int) -> int:
+        """Stages of a crew, for a block of so many columns; those past the last have zeros."""
+        return -(-depth // (self.columns * self.crews))
+
     @property
     def warps(self) -> int:
         """Warps of a crew."""
@@ -98,7 +102,7 @@ class Weights:
         names = ("n", "k", "width", "ldw", "half", "rows", "blocks")
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
         self.words: int = tile.columns // (2 * per_byte(kind))  # elements of 16 bits
-        self.rounds: int = -(-depth // (tile.columns * tile.crews))  # stages of a crew, for a block
+        self.rounds: int = tile.rounds(depth)
         self.steps: int = self.rounds * tile.crews
         slots = tile.stages * tile.halves
         self.ring: Any = lang.ptx.SharedTile(dtype, (slots, tile.height, self.words))

@@ -238,7 +238,7 @@ def _tile(product: Product, caps: Caps) -> BlockStream | None:
     sums = 4 * tile.across * EIGHT * eights * (tile.teams * tile.lines + PAD)
     columns = tile.columns
     stage = tile.height * bytes_of(kind, columns) + 2 * EIGHT * eights * columns
-    room, steps = min(SHARED, caps.max_shared) - beside - sums - REST, -(-problem.k // columns)
+    room, steps = min(SHARED, caps.max_shared) - beside - sums - REST, tile.rounds(problem.k)
     tile = replace(tile, stages=min(room // stage, steps * blocks_of(problem, tile.rows)))
     fits = tile.stages >= min(LEAST, steps) and kernel.workgroup <= caps.max_workgroup
     return tile if fits else None
