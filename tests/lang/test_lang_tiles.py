@@ -255,6 +255,18 @@ def larger_case(dtype: DType, values: Array | None = None) -> tuple[KernelIR, di
     return record(larger, tensors, 32), tensors
 
 
+def roots(x: In[f32], y: Out[f32]) -> None:
+    """Of each number 1 / sqrt(x), then 1 / x."""
+    t = lang.local_id()
+    y[t], y[t + 32] = ptx.rsqrt(x[t]), ptx.reciprocal(x[t])
+
+
+def roots_case(values: Array | None = None) -> tuple[KernelIR, dict[str, Tensor]]:
+    values = np.linspace(1e-3, 1e3, 32) if values is None else values
+    tensors = {"x": tensor(values, f32), "y": empty((64,), f32)}
+    return record(roots, tensors, 32), tensors
+
+
 def random(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> Tensor:
     return tensor(np.random.default_rng(seed).standard_normal(shape), dtype)
 
@@ -372,6 +384,21 @@ def test_pairs_of_halves_have_their_larger(dtype: DType) -> None:
     np.testing.assert_array_equal(tensors["z"].numpy(), np.maximum(x, x[::-1]).reshape(-1))
 
 
+def test_roots_and_reciprocals_by_the_target() -> None:
+    """Of zeros, infinities, NaN, subnormal and negative numbers too."""
+    values = np.geomspace(1e-40, 1e38, 32)
+    values[:8] = 0.0, -0.0, np.inf, -np.inf, np.nan, -4.0, 1e-39, -1e-3
+    ir, tensors = roots_case(values)
+    with np.errstate(all="ignore"):
+        on_simulator(ir, tensors, 1)
+        x = tensors["x"].numpy().astype(np.float64)
+        wanted = np.concatenate([1 / np.sqrt(x), 1 / x])
+        wanted = wanted.astype(np.float32)
+    np.testing.assert_allclose(tensors["y"].numpy(), wanted, rtol=3e-7)
+    text = emit_ptx(ir, "sm_80")
+    assert "rsqrt.approx.f32" in text and "rcp.approx.f32" in text
+
+
 def test_lines_are_fetched_where_it_is_asked_for() -> None:
     text = emit_ptx(widened_case(f16)[0], "sm_80")
     assert text.startswith(".version 7.4\n") and text.count("ld.global.nc.L2::128B.v4") == 2
@@ -396,6 +423,7 @@ CASES: dict[str, Callable[[DType], tuple[KernelIR, dict[str, Tensor]]]] = {
     "positive": lambda dtype: widened_case(dtype, 0), "less 8": lambda d: widened_case(d, 8),
     "both": both_widened_case, "larger": larger_case,
     "i8": lambda _: integers_case(i8), "u8": lambda _: integers_case(u8),
+    "roots": lambda _: roots_case(),
 }  # fmt: skip  # a table
 
 

@@ -149,9 +149,9 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
 
 def test_decoding_runs_on_tensor_cores_where_rows_are_whole_chunks() -> None:
     for dtype in (f16, bf16):
+        assert {chosen(qkv(1, 64, dtype, lk)) for lk in (64, 100, 1024)} == {"ring"}
         assert {chosen(qkv(1, dim, dtype, 1500)) for dim in (16, 64, 128)} == {"ring"}
         assert {chosen(qkv(1, dim, dtype, 1500)) for dim in (8, 72)} == {"cluster_mma"}
-        assert {chosen(qkv(1, dim, dtype)) for dim in (16, 64)} == {"cluster_mma"}
         ampere = {chosen(qkv(1, dim, dtype), CUDA["sm_89"]) for dim in (8, 64, 128)}
         assert ampere == {"split_mma"}
     assert {chosen(qkv(1, dim)) for dim in (4, 20, 136)} == {"split"}

@@ -113,6 +113,14 @@ def _max_pairs(kind: str, a: Array, b: Array) -> Array:
     return (_pack_f16 if kind == "f16" else _pack_bf16)(low, high)
 
 
+def _reciprocal(x: Array) -> Array:
+    return np.float32(1.0) / x
+
+
+def _rsqrt(x: Array) -> Array:
+    return _reciprocal(np.sqrt(x))
+
+
 def _cast(type_: str, attr: None, x: Array) -> Array:
     if type_ == "bool":
         return np.not_equal(x, 0)
@@ -125,7 +133,7 @@ def _cast(type_: str, attr: None, x: Array) -> Array:
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "neg": np.negative, "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
-    "sqrt": np.sqrt, "ex2": np.exp2,
+    "sqrt": np.sqrt, "ex2": np.exp2, "rsqrt": _rsqrt, "rcp": _reciprocal,
     "not": np.invert, "add": np.add, "sub": np.subtract, "mul": np.multiply,
     "div": _div, "rem": _rem, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "shl": partial(_shift, np.left_shift), "shr": partial(_shift, np.right_shift),

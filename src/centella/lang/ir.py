@@ -37,6 +37,7 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
     widen_u7(w)        attr: (dtype, half, zero); two numbers of 0 to 127 of a word, less zero
     permute_bytes(w, v, u) attr: which four of their eight bytes, or with 8 added of their signs;
                        None: the number u says it
+    rsqrt(x) rcp(x)    1 / sqrt(x) and 1 / x by the target's own functions
     max_f16(w, v) max_bf16(w, v)   the larger of the lower halves and of the upper ones
     ldmatrix(i, t...)  attr: (shared array index, transposed); i counts chunks
     mma(t, t, t)       attr: dtype of the factors; the first tile += the second by the third; with
@@ -115,6 +116,8 @@ AMPERE |= {
     "max_f16",
     "max_bf16",
     "permute_bytes",
+    "rsqrt",
+    "rcp",
     "resident",
     "fetch_lines",
     "grid",
@@ -143,7 +146,7 @@ PURE = frozenset(
     "neg abs floor ceil trunc sqrt not cast bitcast add sub mul div rem and or xor shl shr min max "
     "minn maxn lt le gt ge eq ne fma select unpack_f16 pack_f16 pack_bf16 extract thread group "
     "groups lane subgroup_size param grid warpgroup cluster_rank ex2 widen_i8 widen_u7 max_f16 "
-    "max_bf16 permute_bytes".split()
+    "max_bf16 permute_bytes rsqrt rcp".split()
 )
 
 
@@ -281,9 +284,14 @@ class KernelIR(Struct, frozen=True, eq=False, dict=True):
         return matching(self.body)
 
     @cached_property
+    def unawaited(self) -> frozenset[int]:
+        """The statements that run before the launches before have been waited for."""
+        return frozenset(unawaited(self.body))
+
+    @cached_property
     def early(self) -> tuple[int, ...]:
         """The arguments that are read before the launches before have been waited for."""
-        before = [self.body[i] for i in unawaited(self.body)]
+        before = [self.body[i] for i in self.unawaited]
         loaded = {s[3] for s in before if s[0] in ("load", "load4")}
         copied = {s[3][1] for s in before if s[0] in ("cp_async", "bulk_load")}
         maps = {s[3][2] for s in before if s[0] in ("tma_load", "tma_multicast")}

@@ -10,6 +10,7 @@ Pair j is columns (j, j + rotary_dim / 2), as in Llama and GPT-NeoX, or (2 j, 2 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,56 @@ class Turn(Struct, frozen=True):
         turn = self._neighbours if self.interleaved else self._halves
         return turn(x, start, own, entries, lanes)
 
+    def factors(
+        self, entries: tuple[list[Expr], list[Expr]], lanes: list[Expr], inside: Operand,
+        weights: Sequence[list[Expr]] = (),
+    ) -> tuple[list[Expr], list[Expr]]:  # fmt: skip
+        """What the columns `lanes` of a chunk, and their partners, are multiplied by; a sum of two.
+
+        Args:
+            inside: whether the position is inside the tables; pairs are NaN unless it is.
+            weights: of a norm: those of the columns, and of their partners.
+        """
+        cos, sin = entries
+        if self.interleaved:
+            cos = [c for c in cos for _ in range(2)]
+            sin = [signed for s in sin for signed in (-s, s)]
+        else:
+            low = lanes[0] < lang.parameter("rotary", u32) // 2
+            sin = [lang.select(low, -s, s) for s in sin]
+        cos = [lang.select(inside, c, NAN) for c in cos]
+        if self.partial:
+            turns = self.turning(lanes)
+            cos = [lang.select(t, c, 1.0) for t, c in zip(turns, cos, strict=True)]
+            sin = [lang.select(t, s, 0.0) for t, s in zip(turns, sin, strict=True)]
+        if weights:
+            own, theirs = weights
+            cos = [w * c for w, c in zip(own, cos, strict=True)]
+            sin = [w * s for w, s in zip(theirs, sin, strict=True)]
+        return cos, sin
+
+    def partners(self, own: list[Any], theirs: list[Any], lanes: list[Expr]) -> list[Any]:
+        """What the columns `lanes` of a chunk turn with; 0 where they pass.
+
+        Args:
+            own: neighbours; theirs: the chunk of partners, where pairs are no neighbours.
+        """
+        if self.interleaved:
+            theirs = [v for pair in zip(own[::2], own[1::2], strict=True) for v in pair[::-1]]
+        if not self.partial:
+            return theirs
+        return [lang.select(t, v, 0.0) for t, v in zip(self.turning(lanes), theirs, strict=True)]
+
+    def turning(self, lanes: list[Expr]) -> list[Expr]:
+        """Which columns turn."""
+        return [c < lang.parameter("rotary", u32) for c in lanes]
+
     def passed(self, out: list[Expr], own: Any, lanes: list[Expr], inside: Operand) -> list[Expr]:
         """What was turned: NaN unless its position is inside the tables; what passes, as it was."""
         out = [lang.select(inside, v, NAN) for v in out]
         if self.partial:
-            rotary = lang.parameter("rotary", u32)
-            out = [lang.select(c < rotary, v, o) for c, v, o in zip(lanes, out, own, strict=True)]
+            each = zip(self.turning(lanes), out, own, strict=True)
+            out = [lang.select(turns, v, o) for turns, v, o in each]
         return out
 
     def _halves(

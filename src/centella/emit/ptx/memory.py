@@ -75,13 +75,17 @@ def _base(w: Writer, position: int) -> str:
 def _load(w: Writer, i: int, statement: Statement) -> None:
     """A word or a chunk; what nobody writes while the kernel runs goes through the read-only path.
 
-    Of a kernel that begins before launches before it are over that is what it reads early.
+    Of a kernel that begins before launches before it are over that is what it reads early. Chunks
+    that it loads before it waits for those go the other way: loads of the read-only path would be
+    moved past the wait by the assembler. Words stay: several loads of one become one.
     """
     op, type_, _, position = statement
     space = "shared"
     if op not in SHARED:
         still = not w.ir.args[position].writable
         if w.ir.early and position not in w.ir.early:
+            still = False
+        if op == "load4" and i in w.ir.unawaited:
             still = False
         space = "global.nc" if still else "global"
     address = _address(w, statement)

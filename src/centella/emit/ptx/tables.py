@@ -45,6 +45,8 @@ _TABLE = {
     "trunc": ("cvt.rzi.f32.f32", "",            "",            ""),
     "sqrt":  ("sqrt.rn.f32",     "",            "",            ""),
     "ex2":   ("ex2.approx.ftz.f32", "",         "",            ""),
+    "rsqrt": ("rsqrt.approx.f32", "",           "",            ""),
+    "rcp":   ("rcp.approx.f32",  "",            "",            ""),
     "not":   ("",                "not.b32",     "not.b32",     "not.pred"),
     "add":   ("add.rn.f32",      "add.s32",     "add.u32",     ""),
     "sub":   ("sub.rn.f32",      "sub.s32",     "sub.u32",     ""),

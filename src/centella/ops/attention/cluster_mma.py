@@ -26,7 +26,7 @@ from centella.lang.memory import Argument
 from centella.lang.ptx.clusters import MOST_GROUPS
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
-from centella.ops.attention.masks import Scoring, product_scale, share_of, sink_of
+from centella.ops.attention.masks import Scoring, product_scale, sink_of
 from centella.ops.attention.parts import Parts, Work
 from centella.ops.attention.problem import (
     NONE,
@@ -76,7 +76,7 @@ class Sums:
         lang.ptx.cluster_arrive(relaxed=True)
 
     def gather(self, warp: WarpSums, tile: SplitTile) -> None:
-        """Add up what the warps of this group have; all parts of its share are there then."""
+        """Add up what the warps of this group have, and send each group its share."""
         splits, rows = self._splits, self._rows
         half = rows * splits
         if splits > 1:
@@ -99,21 +99,24 @@ class Sums:
             self._there.send(0, self._memory, at, sums, item // self._share)
 
         warp.add_up(tile, rows, put_stats, put_sums, splits)
-        if splits > 1:
-            self._there.wait(0, 0)
-        else:
-            lang.barrier()
 
     def write(self, work: Work, masks: dict[str, Any], tile: SplitTile, y: Argument) -> None:
-        """Write this group's share of the results."""
+        """Write this group's share of the results, once all parts of it are there."""
         splits, per = self._splits, y.dtype.per_word
         rank = self._rank if splits > 1 else lang.const(0, u32)
+        words = []
         for base in range(0, 4 * self._share // per, tile.threads):
             own = (lang.local_id() + base) * per
             at = rank * (4 * self._share) + own
             query, element = at // self._dim, at % self._dim
             there = (own < 4 * self._share) & (at < 4 * self._chunks)
-            with lang.if_(there & work.has(query)):
+            words.append((own, query, work.result(query) + element, there & work.has(query)))
+        if splits > 1:
+            self._there.wait(0, 0)
+        else:
+            lang.barrier()
+        for own, query, to, there in words:
+            with lang.if_(there):
                 high, whole = sink_of(masks, work.head_and_query(query)[0], LOG2E)
                 each = query * splits
                 tops = [self._stats[each + n] for n in range(splits)]
@@ -123,7 +126,7 @@ class Sums:
                 for n, weight in enumerate(weights):
                     part = self._stats[each + (n + self._rows * splits)]
                     total = lang.fma(weight, part, total)
-                factor = share_of(total)
+                factor = lang.select(total == 0.0, 0.0, lang.ptx.reciprocal(total))
                 values = []
                 for e in range(per):
                     value = lang.const(0.0, f32)
@@ -131,18 +134,18 @@ class Sums:
                         part = self._memory[own + (n * 4 * self._share + e)]
                         value = lang.fma(weight, part, value)
                     values.append(value * factor)
-                y.store(work.result(query) + element, values)
+                y.store(to, values)
 
 
 def _cluster_mma(
-    *, tile: SplitTile, splits: int, dim: int, rows: int, early: bool, scoring: Scoring,
-    q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
+    *, tile: SplitTile, splits: int, dim: int, rows: int, single: bool, early: bool,
+    scoring: Scoring, q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.together)
     sums = Sums(splits, rows, dim)
-    work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
+    work, scale = Work(masks, scoring, rows, single), product_scale(scoring, LOG2E)
     warp, cached = warp_of(work, dim, q, k), CachedRows(work, k, v)
     with lang.if_(work.begin < work.end):
         warp.load_keys(work.begin, cached)
@@ -198,9 +201,11 @@ def alone(
     Args:
         tile: how a group works; threads: of it; scalars: beside those of the form and its parts.
     """
+    queries, dim = form.inputs[0].shape[2:]
     constants = (
-        ("scoring", form.attrs.scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows),
-        ("splits", parts.splits), ("tile", tile), ("early", caps.early_launch),
+        ("scoring", form.attrs.scoring), ("dim", dim), ("rows", parts.rows),
+        ("single", queries == 1), ("splits", parts.splits), ("tile", tile),
+        ("early", caps.early_launch),
     )  # fmt: skip
     call = launch(
         kernel, form, parts.groups, constants, operands(form),

@@ -131,6 +131,9 @@ class Work:
         windowed: whether there is a window, without which they begin at 0.
         block: which block of the queries it has.
         counts: whether a key counts for any query.
+
+    Args:
+        rows: of the group; single: each head has one query, so that rows are heads.
     """
 
     split: Any
@@ -138,7 +141,9 @@ class Work:
     kv_head: Any
     b: Any
 
-    def __init__(self, masks: dict[str, Any], scoring: Scoring, rows: int) -> None:
+    def __init__(
+        self, masks: dict[str, Any], scoring: Scoring, rows: int, single: bool = False
+    ) -> None:
         p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
         self.split, group = group % p["splits"], group // p["splits"]
@@ -156,6 +161,7 @@ class Work:
         self._first = self.block * rows
         self._all = (self.b * heads + self.kv_head) * self._queries
         self._p = p
+        self._single = single
 
     def counts(self, key: Any, end: Any = None) -> Any:
         """Whether a key counts for any query, of those before `end`; None: of the part."""
@@ -164,6 +170,8 @@ class Work:
     def head_and_query(self, row: Any) -> tuple[Any, Any]:
         """Head and position of a row; those past the last are the last again."""
         at = lang.minimum(self._first + row, self._queries - 1)
+        if self._single:
+            return self.kv_head * self._p["share"] + at, lang.const(0, u32)
         return self.kv_head * self._p["share"] + at % self._p["share"], at // self._p["share"]
 
     def query(self, row: Any) -> Any:

@@ -23,14 +23,14 @@ from centella.specs import Caps
 
 
 def _ring(
-    *, tile: RingTile, splits: int, dim: int, rows: int, early: bool, scoring: Scoring,
-    q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
+    *, tile: RingTile, splits: int, dim: int, rows: int, single: bool, early: bool,
+    scoring: Scoring, q: Argument, k: Argument, v: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     if splits > 1:
         lang.ptx.cluster(splits)
     lang.ptx.resident(tile.split.together)
     sums = Sums(splits, rows, dim)
-    work, scale = Work(masks, scoring, rows), product_scale(scoring, LOG2E)
+    work, scale = Work(masks, scoring, rows, single), product_scale(scoring, LOG2E)
     tiles = Tiles(tile, work, dim, k, v, "blocks" in masks)
     if early:
         lang.ptx.launch_dependents()

@@ -23,7 +23,6 @@ ENOUGH = AT_ONCE[8]  # groups
 RING = (128 << 10) + 1024  # bytes of a ring at most, and of its barriers: larger ones were slower
 SPARE = 2048  # bytes of barriers, statistics, and what lies between arrays
 MOST_KEYS = 768  # of a part, where there are fewer groups than multiprocessors
-FEW_KEYS = 1152  # of a head: up to here so few groups are as fast with keys in registers
 
 
 class RingParts(Struct, frozen=True):
@@ -76,9 +75,9 @@ def apart(form: Form[AttentionAttrs], tokens: int, caps: Caps) -> RingParts | No
 
 
 def fills(form: Form[AttentionAttrs], tile: RingParts) -> bool:
-    """Whether parts are as many as keep a large GPU busy; else neither short nor long."""
+    """Whether parts are as many as keep a large GPU busy; else whether they are short."""
     parts, keys = tile.parts, STEP * _tiles(form)
-    return parts.groups >= ENOUGH or FEW_KEYS < keys <= MOST_KEYS * parts.splits
+    return parts.groups >= ENOUGH or keys <= MOST_KEYS * parts.splits
 
 
 def _one_part(form: Form[AttentionAttrs]) -> Parts | None:

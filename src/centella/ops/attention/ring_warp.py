@@ -25,7 +25,7 @@ from centella.ops.attention.lines import BLOCK
 from centella.ops.attention.parts import Work
 from centella.ops.attention.problem import parameters
 from centella.ops.attention.split_warp import CHUNK, Read
-from centella.ops.attention.warp_sums import KEYS, WARP, SplitTile, WarpSums
+from centella.ops.attention.warp_sums import CHAINS, KEYS, WARP, SplitTile, WarpSums
 from centella.ops.ring import Ring
 
 PANEL = 64  # elements of a row that a swizzle covers
@@ -211,12 +211,11 @@ class RingWarp(WarpSums):
     def score(self) -> None:
         """The products of the queries and the tile's keys."""
         ring = self.tiles.keys
-        for scores in self.scores:
-            scores.fill(0.0)
+        self.clear_scores()
         for number, query in enumerate(self.queries):
             lang.ptx.ldmatrix(ring, self._at(ring, number), self.keys_of, self._further)
-            lang.ptx.mma_sync(self.scores[0], query, self.keys_of)
-            lang.ptx.mma_sync(self.scores[1], query, self._further)
+            for n, keys in enumerate((self.keys_of, self._further)):
+                lang.ptx.mma_sync(self.scores[n][number % CHAINS], query, keys)
 
     def mix(self) -> None:
         """Add up the tile's values; those of keys that do not count are zeros."""
@@ -232,4 +231,4 @@ class RingWarp(WarpSums):
         """As of `WarpSums`: of sixteen elements a thread has two, eight apart."""
         for number, sums in enumerate(self.out[0]):
             for half in range(2):
-                memory[line + (number * KEYS + half * 8) + self.g] = sums[e + 2 * half] + 0.0
+                memory[line + (number * KEYS + half * 8) + self.g] = sums[e + 2 * half]

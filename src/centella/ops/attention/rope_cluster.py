@@ -9,6 +9,7 @@ The last group of a cluster writes them to the cache: nothing that a launch writ
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import place_in
 from centella.ops.elements import offset_of
 from centella.ops.rope import Turn
-from centella.ops.rows import over_lanes, power_above
+from centella.ops.rows import fold, over_lanes, power_above
 
 PAD = 4  # words after a row in shared memory, off the banks of the row before
 
@@ -95,20 +96,11 @@ class _Chunk(Struct, frozen=True, eq=False):
     position: Any
 
 
-class _Partner(Struct, frozen=True, eq=False):
-    """The chunk that another one turns with."""
-
-    values: list[Any]
-
-    def load(self, column: Any) -> list[Any]:
-        """Its elements."""
-        return self.values
-
-
 class StepRows:
     """What a step brings, in a group's shared memory: rows of queries, of keys, then of values.
 
-    A thread has a chunk of a row. What it needs beside x is asked for at once (`StepRows(...)`).
+    A thread has a chunk of a row. What it needs beside x is asked for at once (`StepRows(...)`),
+    and multiplied before there is x (`prepare`).
 
     Args:
         rows: of queries; tokens: of the step.
@@ -123,6 +115,7 @@ class StepRows:
         self._memory = lang.shared(u32, (rows + 2 * tokens) * self._pitch)
         self._lanes = power_above(dim // CHUNK)
         self._first = self._chunk(0)
+        self._factors: tuple[list[Any], list[Any]] | None = None
 
     def _chunk(self, base: int) -> _Chunk:
         """Of the rows from one on."""
@@ -157,6 +150,20 @@ class StepRows:
         norms, per = self._norms, self._norms.dtype.per_chunk
         return [norms.load_bits(which, column + e) for e in range(0, CHUNK, per)]
 
+    def prepare(self) -> None:
+        """Multiply what has been asked for, and wait for that."""
+        self._factors = self._factors_of(self._first)
+
+    def _columns(self, chunk: _Chunk) -> list[Any]:
+        return [chunk.column + e for e in range(CHUNK)]
+
+    def _factors_of(self, chunk: _Chunk) -> tuple[list[Any], list[Any]]:
+        """What a chunk and its partner are multiplied by."""
+        weights = [[w for bits in each for w in self._norms.unpack(bits)] for each in chunk.weights]
+        if weights and self._turn.interleaved:
+            weights.append(self._turn.partners(weights[0], [], self._columns(chunk)))
+        return self._turn.factors(chunk.entries, self._columns(chunk), chunk.turns, weights)
+
     def fill(self, x: Any, keys: Any, values: Any, writes: Callable[[Any], Any]) -> None:
         """Compute the rows; write keys and values to the cache.
 
@@ -168,33 +175,34 @@ class StepRows:
         together = lang.workgroup_size() // self._lanes
         for base in range(0, self._rows + 2 * self._tokens, together):
             chunk = self._chunk(base) if base else self._first
-            self._row(chunk, x, keys, values, writes)
+            factors = None if base else self._factors
+            factors = factors or self._factors_of(chunk)
+            self._row(chunk, factors, x, keys, values, writes)
 
     def _row(
-        self, chunk: _Chunk, x: Any, keys: Any, values: Any, writes: Callable[[Any], Any]
-    ) -> None:
+        self, chunk: _Chunk, factors: tuple[list[Any], list[Any]], x: Any, keys: Any, values: Any,
+        writes: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
         turn, column = self._turn, chunk.column
         each = [column] if turn.interleaved else [column, turn.partner(column)]
-        stored = [x.load(chunk.start + c) for c in each]
-        sources = stored
+        stored = [x.load_bits(chunk.start + c) for c in each]
+        own, theirs = (x.unpack(words) for words in (stored[0], stored[-1]))
+        partners = turn.partners(own, theirs, self._columns(chunk))
+        pairs = zip(own, partners, *factors, strict=True)
+        turned = [lang.fma(o, b, v * a) for v, o, a, b in pairs]
         if self._norms is not None:
-            total = lang.const(0.0, f32)
-            for v in stored[0]:
-                total = lang.fma(v, v, total)
+            total = fold([v * v for v in own], operator.add)
             total = over_lanes(lang.select(chunk.inside, total, 0.0), self._lanes)
-            mean = total / lang.cast(lang.parameter("dim", u32), f32)
-            factor = 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
-            unpack = self._norms.unpack
-            weights = [[w for bits in chunks for w in unpack(bits)] for chunks in chunk.weights]
-            pairs = zip(stored, weights, strict=True)
-            sources = [[v * factor * w for v, w in zip(*pair, strict=True)] for pair in pairs]
-        own, columns = sources[0], [column + e for e in range(CHUNK)]
-        turned = turn.turned(_Partner(sources[-1]), lang.const(0, u32), own, chunk.entries, columns)
-        turned = turn.passed(turned, own, columns, chunk.turns)
-        packed = [lang.select(chunk.value, s, t) for s, t in zip(stored[0], turned, strict=True)]
+            mean = total * (1.0 / self._dim)
+            factor = lang.ptx.rsqrt(mean + lang.parameter("eps", f32))
+            turned = [v * factor for v in turned]
+        words = [
+            lang.select(chunk.value, s, t) for s, t in zip(stored[0], x.pack(turned), strict=True)
+        ]
         with lang.if_(chunk.inside):
-            self._memory.store(chunk.row * self._pitch + column // 2, x.pack(packed))
+            self._memory.store(chunk.row * self._pitch + column // 2, words)
             with lang.if_(writes(chunk.position) & chunk.fresh & chunk.fits):
+                packed = x.unpack(words)
                 with lang.if_(chunk.value):
                     values.store(chunk.to, packed)
                 with lang.else_():
@@ -248,6 +256,8 @@ def walked(
     step = StepRows(work, dim, rows, tokens, turn, norms, table)
     if tile.early:
         lang.ptx.launch_dependents()
+    step.prepare()
+    if tile.early:
         lang.ptx.await_launches()
     step.fill(x, keys, values, lambda _: writes)
     lang.barrier()
@@ -292,7 +302,7 @@ def _rope_attend(
     lang.ptx.resident(tile.split.together)
     sums = Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
-    work = Work(masks, scoring, rows)
+    work = Work(masks, scoring, rows, tokens == 1)
     warp = walked(
         work, masks, work.split == splits - 1, tile=tile, dim=dim, rows=rows, tokens=tokens,
         scoring=scoring, turn=Turn(cos, sin, **dict(layout)), x=x, norms=norms, keys=keys,

@@ -53,7 +53,7 @@ def _rope_ring(
     # Behind the first tiles the cluster's meeting took longer.
     sums = None if y is None else Sums(splits, rows, dim)
     table, masks = masks_of(starts, blocks)
-    work = Work(masks, scoring, rows)
+    work = Work(masks, scoring, rows, tokens == 1)
 
     def walked() -> RingWarp:
         tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
@@ -61,6 +61,8 @@ def _rope_ring(
         step = StepRows(work, dim, rows, tokens, Turn(cos, sin, **dict(layout)), norms, table)
         if tile.early:
             lang.ptx.launch_dependents()
+        step.prepare()
+        if tile.early:
             lang.ptx.await_launches()
         step.fill(x, keys, values, lambda at: (at >= work.begin) & (at < work.end))
         lang.barrier()

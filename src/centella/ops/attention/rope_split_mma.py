@@ -24,7 +24,7 @@ def _rope_split_mma(
 ) -> None:  # fmt: skip
     lang.ptx.resident(tile.split.together)
     table, masks = masks_of(starts, blocks)
-    work = Work(masks, scoring, rows)
+    work = Work(masks, scoring, rows, tokens == 1)
 
     def walk() -> None:
         writes = (work.end == work.all_end) & (work.block == 0)

@@ -26,7 +26,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.op import Form
 from centella.ops.attention.parts import Work
 from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits, texts_of
-from centella.ops.attention.warp_sums import KEYS, SplitTile, WarpSums
+from centella.ops.attention.warp_sums import CHAINS, KEYS, SplitTile, WarpSums
 from centella.specs import Caps
 
 MOST_DIM = 128
@@ -153,12 +153,12 @@ class Warp(WarpSums):
 
     def score(self) -> None:
         """The products of the queries and the keys that are loaded."""
-        for n, scores in enumerate(self.scores):
-            scores.fill(0.0)
-            for i, query in enumerate(self.queries):
+        self.clear_scores()
+        for i, query in enumerate(self.queries):
+            for n, chains in enumerate(self.scores):
                 words = self.keys[n][i // 2]
                 self.keys_of[0], self.keys_of[1] = words[i % 2 * 2], words[i % 2 * 2 + 1]
-                lang.ptx.mma_sync(scores, query, self.keys_of)
+                lang.ptx.mma_sync(chains[i % CHAINS], query, self.keys_of)
 
     def mix(self, counted: list[list[Any]]) -> None:
         """Add up the values; those of keys that do not count may be anything."""
@@ -180,7 +180,7 @@ class Warp(WarpSums):
         at = line + self.g * self.chunk
         for part, tiles in enumerate(self.out):
             for j in range(0, len(tiles), 2):
-                sums = [tiles[j + n // 2][e + n % 2 * 2] + 0.0 for n in range(4)]
+                sums = [tiles[j + n // 2][e + n % 2 * 2] for n in range(4)]
                 memory.store(at + (part * size + j * 2), sums)
 
 

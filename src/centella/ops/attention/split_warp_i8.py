@@ -25,7 +25,7 @@ from centella.ops.attention import split_warp
 from centella.ops.attention.parts import Work
 from centella.ops.attention.problem import AttentionAttrs, rows_of_16_bits
 from centella.ops.attention.split_warp import MOST_DIM, RowSource, Warp
-from centella.ops.attention.warp_sums import SplitTile
+from centella.ops.attention.warp_sums import CHAINS, SplitTile
 from centella.ops.attention.weights import put
 from centella.specs import Caps
 
@@ -81,16 +81,16 @@ class WarpI8(Warp):
 
     def score(self) -> None:
         """The products of the queries and the numbers of the keys that are loaded."""
-        for n, scores in enumerate(self.scores):
-            scores.fill(0.0)
-            for i, query in enumerate(self.queries):
+        self.clear_scores()
+        for i, query in enumerate(self.queries):
+            for n, chains in enumerate(self.scores):
                 word = self.keys[n][i // 4][i % 4]
                 self.keys_of[0], self.keys_of[1] = lang.ptx.widen_i8(word, self.dtype)
-                lang.ptx.mma_sync(scores, query, self.keys_of)
+                lang.ptx.mma_sync(chains[i % CHAINS], query, self.keys_of)
 
     def product(self, n: int, e: int, scale: Operand) -> Any:
         """Register e of scores n, times the scale of its key and the factor of scores."""
-        return self.scores[n][e] * (self.key_scales[n][e] * scale)
+        return super().product(n, e, self.key_scales[n][e] * scale)
 
     def weigh(self, n: int, both: list[Any]) -> None:
         """Keep the weights of two keys, and each times the scale of its value."""

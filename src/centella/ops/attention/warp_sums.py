@@ -35,6 +35,7 @@ from centella.ops.rows import QUAD, over_lanes
 
 WARP = 32
 KEYS = 16  # of a warp, at a time
+CHAINS = 2  # of products that wait for each other: what scores are the sums of
 
 
 class SplitTile(Struct, frozen=True):
@@ -78,7 +79,9 @@ class WarpSums(ABC):
         self.parts: int = parts
         self.width: int = width
         self.queries: list[Fragment] = []
-        self.scores: list[Fragment] = [Fragment(f32, (16, 8)) for _ in range(2)]
+        self.scores: list[list[Fragment]] = [
+            [Fragment(f32, (16, 8)) for _ in range(CHAINS)] for _ in range(2)
+        ]
         self.out: list[list[Fragment]] = [
             [Fragment(f32, (16, 8)) for _ in range(width // KEYS)] for _ in range(parts)
         ]
@@ -110,16 +113,22 @@ class WarpSums(ABC):
         """Of the keys from one on: what register e of scores n belongs to."""
         return first + (self.number * KEYS + n * 8 + e) + self.c * 2
 
+    def clear_scores(self) -> None:
+        """Nothing has been multiplied."""
+        for scores in chain.from_iterable(self.scores):
+            scores.fill(0.0)
+
     def product(self, n: int, e: int, scale: Operand) -> Any:
         """Register e of scores n, times the factor of scores."""
-        return self.scores[n][e] * scale
+        first, second = self.scores[n]
+        return (first[e] + second[e]) * scale
 
     def weigh(self, n: int, both: list[Expr]) -> None:
         """Keep the weights of two keys."""
         put(self.weights, n, both)
 
     def soften(self, first: Any, scale: Any) -> list[list[Any]]:
-        """Weights of the keys; where a maximum grew, less of what was summed.
+        """Weights of the keys; where a maximum grew, less of what was summed before.
 
         Returns:
             Which keys count.
@@ -138,21 +147,25 @@ class WarpSums(ABC):
         for score, shown in chain.from_iterable(seen):
             high = lang.fmax(high, lang.select(shown, score, LOWEST))
         base = lang.fmax(self.base, lang.ceil(over_lanes(high, QUAD, "fmax")))
-        shrink = lang.exp2_native(self.base - base)
+        with lang.if_(first > self.work.begin):
+            self._lessen(lang.exp2_native(self.base - base))
         self.base.set(base)
         for n, pairs in enumerate(seen):
             both = [
                 lang.select(shown, lang.exp2_native(score - base), 0.0) for score, shown in pairs
             ]
             self.weigh(n, both)
-        self.shrink[0] = (lang.select(self.c == 0, shrink, 0.0), lang.const(0.0, f32))
+        return counted
+
+    def _lessen(self, factor: Any) -> None:
+        """Multiply the sums of query g."""
+        self.shrink[0] = (lang.select(self.c == 0, factor, 0.0), lang.const(0.0, f32))
         self.spread.fill(0.0)
         lang.ptx.mma_sync(self.spread, self.exact, self.shrink)
         factors = [self.spread[e] for e in range(2)]
         for sums in self._sums:
             for register in range(4):
                 sums[register] = sums[register] * factors[register % 2]
-        return counted
 
     @abstractmethod
     def leave(self, memory: Any, line: Any, size: int, e: int) -> None:

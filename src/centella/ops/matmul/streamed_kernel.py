@@ -227,8 +227,8 @@ class Normed:
 
     def factor(self, k: Any) -> Any:
         """1 / sqrt(mean of squares + eps)."""
-        mean = self._added(0) / lang.cast(k, f32)
-        return 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
+        mean = self._added(0) * lang.ptx.reciprocal(lang.cast(k, f32))
+        return lang.ptx.rsqrt(mean + lang.parameter("eps", f32))
 
 
 class _Row:

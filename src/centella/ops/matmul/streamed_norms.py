@@ -125,11 +125,11 @@ class RowNorm:
         total = self._moments[at]
         for warp in range(1, WARPS):
             total = total + self._moments[at + warp * self._rows]
-        return total / lang.cast(lang.parameter("k", u32), f32)
+        return total * lang.ptx.reciprocal(lang.cast(lang.parameter("k", u32), f32))
 
     def totals(self, sums: Any, row: Any, outputs: list[Any]) -> list[Any]:
         """The product with the row's norm, of outputs."""
-        times = 1.0 / lang.sqrt(self._mean(0, row) + lang.parameter("eps", f32))
+        times = lang.ptx.rsqrt(self._mean(0, row) + lang.parameter("eps", f32))
         return [sums.total(row, output) * times for output in outputs]
 
 
@@ -210,7 +210,7 @@ class RowLayer(RowNorm):
         """As of `RowNorm`."""
         mean = self._mean(0, row)
         variance = lang.maximum(lang.fma(-mean, mean, self._mean(1, row)), 0.0)
-        times = UNIT / lang.sqrt(variance + lang.parameter("eps", f32))
+        times = UNIT * lang.ptx.rsqrt(variance + lang.parameter("eps", f32))
         of_norm, of_shift = (self._of_norm + i for i in range(2))
         back = [lang.bitcast(self._exponent(i) << 23, f32) for i in range(len(self._names))]
         out = []
