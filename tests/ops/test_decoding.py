@@ -167,6 +167,28 @@ def test_rotation_and_cache_in_front_of_attention(
     check("rope_attend", given, 8 * kind.epsilon, **attrs, window=100 if tokens == 1 else None)
 
 
+@pytest.mark.turns("dtype", "variant")
+@pytest.mark.parametrize("variant", ["ring", "cluster", "split_mma"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [32, 8], ids=["whole", "partial"])
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_every_rotation_of_a_step(
+    variant: str, interleaved: bool, pairs: int, normed: bool, dtype: str
+) -> None:
+    """Positions past the tables give NaN; an infinite value stays, as does a column that passes."""
+    kind = dtype_of(dtype)
+    given = turned(4, 2, 1, 64, kind, [70, 0, 101], capacity=128)
+    for n in (3, 4):
+        given[n] = (given[n][0][:100, :pairs], f32)
+    x = given[2][0]
+    x[1, -1, 0, 5] = np.inf  # of a value
+    if pairs == 8 and not normed:
+        x[0, 0, 0, 63] = np.inf  # of a query
+    attrs = {"interleaved": interleaved, "eps": 1e-6, "scale": 0.1, "variant": variant}
+    check("rope_attend", given if normed else given[:-1], 10 * kind.epsilon, **attrs)
+
+
 def windows(batch: int, vocab: int) -> Given:
     """Operands of a step of transcripts, in each state of a text."""
     rng = np.random.default_rng(vocab)
