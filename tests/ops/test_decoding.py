@@ -154,13 +154,18 @@ def turned(
 @pytest.mark.parametrize("variant", ["ring", "cluster", "split_mma"])
 @pytest.mark.parametrize(
     ("tokens", "starts", "more"),
-    [(1, [0, 130], {}), (2, [63, 318], {}), (1, [128, 191], {"blocks": True})],
+    [
+        (1, [0, 130], {}),
+        (2, [63, 318], {}),
+        (1, [128, 191], {"blocks": True}),
+        (4, [-2, -1, 62, -9], {"blocks": True}),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_rotation_and_cache_in_front_of_attention(
     variant: str, tokens: int, starts: list[int], more: dict[str, Any], dtype: str
 ) -> None:
-    """At the borders of parts; two steps' tokens, which lie in two of them; blocks; a window."""
+    """At the borders of parts; several tokens in two of them, or before the first; a window."""
     kind = dtype_of(dtype)
     given = turned(4, 2, tokens, 64, kind, starts, capacity=320, **more)
     attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1, "variant": variant}
