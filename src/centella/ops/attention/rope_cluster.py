@@ -151,7 +151,7 @@ class StepRows:
         return [norms.load_bits(which, column + e) for e in range(0, CHUNK, per)]
 
     def prepare(self) -> None:
-        """Multiply what has been asked for, and wait for that."""
+        """Wait for what has been asked for, and multiply it."""
         self._factors = self._factors_of(self._first)
 
     def _columns(self, chunk: _Chunk) -> list[Any]:
