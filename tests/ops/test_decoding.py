@@ -154,13 +154,18 @@ def turned(
 @pytest.mark.parametrize("variant", ["ring", "cluster", "split_mma"])
 @pytest.mark.parametrize(
     ("tokens", "starts", "more"),
-    [(1, [0, 130], {}), (2, [63, 318], {}), (1, [128, 191], {"blocks": True})],
+    [
+        (1, [0, 130], {}),
+        (2, [63, 318], {}),
+        (1, [128, 191], {"blocks": True}),
+        (4, [-2, -1, 62, -9], {"blocks": True}),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_rotation_and_cache_in_front_of_attention(
     variant: str, tokens: int, starts: list[int], more: dict[str, Any], dtype: str
 ) -> None:
-    """At the borders of parts; two steps' tokens, which lie in two of them; blocks; a window."""
+    """At the borders of parts; several tokens in two of them, or before the first; a window."""
     kind = dtype_of(dtype)
     given = turned(4, 2, tokens, 64, kind, starts, capacity=320, **more)
     attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1, "variant": variant}
@@ -187,6 +192,30 @@ def test_every_rotation_of_a_step(
         x[0, 0, 0, 63] = np.inf  # of a query
     attrs = {"interleaved": interleaved, "eps": 1e-6, "scale": 0.1, "variant": variant}
     check("rope_attend", given if normed else given[:-1], 10 * kind.epsilon, **attrs)
+
+
+@pytest.mark.parametrize("variant", ["ring", "cluster", "split_mma"])
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+def test_what_does_not_turn_is_as_it_was(variant: str, interleaved: bool) -> None:
+    """Signs of zeros and infinities; with norms its own weight alone, whatever the others are."""
+    starts, f16 = [5, 130], dtype_of("f16")
+    given = turned(4, 2, 1, 64, f16, starts, capacity=192)
+    x, norms = given[2][0], given[6][0]
+    given[3:5] = [(table[:, :16], d) for table, d in given[3:5]]
+    x[..., 32:48] = np.resize([-0.0, 0.0, np.inf, -np.inf], 16)
+    attrs = {"interleaved": interleaved, "eps": 1e-6, "scale": 0.1, "variant": variant}
+    given.pop()
+    keys = simulated(formed("rope_attend", given, **attrs), given)[0]
+    for row, start in enumerate(starts):
+        got, brought = keys[row, :, start, 32:], rounded(x[row, 4:6, 0, 32:], f16)
+        np.testing.assert_array_equal(got, brought)
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(brought))
+    x[..., 32:48], norms[:, :32] = 1.0, np.nan
+    given.append((norms, f16))
+    keys = simulated(formed("rope_attend", given, **attrs), given)[0]
+    for row, start in enumerate(starts):
+        assert np.isfinite(keys[row, :, start, 32:]).all()
+        assert np.isnan(keys[row, :, start, :32]).all()
 
 
 def windows(batch: int, vocab: int) -> Given:

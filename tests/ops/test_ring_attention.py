@@ -187,6 +187,8 @@ def test_when_it_is_chosen() -> None:
     assert {chosen(capacity=n) for n in (64, 1024, 6144)} == {"ring"}
     assert chosen(batch=16, capacity=32768) == "ring"
     assert chosen(capacity=6208) == chosen(capacity=32768) == "ring_split"
+    for arch in ("sm_90", "sm_100"):  # where there is no ring
+        assert CLUSTER.takes(form_of(), replace(CAPS, arch=arch))
     assert chosen(dim=72) == chosen(heads=128) == chosen(tokens=9) == ""
     for caps in (replace(CAPS, arch="sm_80"), replace(CAPS, arch="sm_100")):
         assert not ROPE_RING.fits(form_of(), caps)

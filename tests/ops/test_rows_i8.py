@@ -226,6 +226,14 @@ def test_decoding_on_tensor_cores(dim: int, dtype: DType, variant: str) -> None:
     assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[dtype]
 
 
+@DECODING
+def test_groups_take_several_steps_of_keys(variant: str) -> None:
+    """Each key's score has its own scale, not that of the keys that are loaded meanwhile."""
+    tile = SplitTile(groups=1) if variant == "split_mma" else None
+    plan, arrays = on_cores(variant, (1, 2, 1, 1, 1100, 32), f16, tile=tile)
+    assert error(plan.run(*arrays), plan.exact(*arrays)) < CORE_BOUND[f16]
+
+
 @pytest.mark.parametrize("name", SEEN)
 def test_masks_on_tensor_cores(name: str) -> None:
     plan, arrays = on_cores("cluster_mma", (3, 4, 2, 1, 70, 64), f16, **SEEN[name])

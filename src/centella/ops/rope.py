@@ -86,7 +86,7 @@ class Turn(Struct, frozen=True):
         self, entries: tuple[list[Expr], list[Expr]], lanes: list[Expr], inside: Operand,
         weights: Sequence[list[Expr]] = (),
     ) -> tuple[list[Expr], list[Expr]]:  # fmt: skip
-        """What the columns `lanes` of a chunk, and their partners, are multiplied by; a sum of two.
+        """Factors of the columns `lanes` of a chunk, and of their partners: products that add up.
 
         Args:
             inside: whether the position is inside the tables; pairs are NaN unless it is.
@@ -100,18 +100,19 @@ class Turn(Struct, frozen=True):
             low = lanes[0] < lang.parameter("rotary", u32) // 2
             sin = [lang.select(low, -s, s) for s in sin]
         cos = [lang.select(inside, c, NAN) for c in cos]
-        if self.partial:
-            turns = self.turning(lanes)
-            cos = [lang.select(t, c, 1.0) for t, c in zip(turns, cos, strict=True)]
-            sin = [lang.select(t, s, 0.0) for t, s in zip(turns, sin, strict=True)]
+        own = [lang.const(1.0, f32)] * len(lanes)
         if weights:
             own, theirs = weights
             cos = [w * c for w, c in zip(own, cos, strict=True)]
             sin = [w * s for w, s in zip(theirs, sin, strict=True)]
+        if self.partial:
+            turns = self.turning(lanes)
+            cos = [lang.select(t, c, w) for t, c, w in zip(turns, cos, own, strict=True)]
+            sin = [lang.select(t, s, 0.0) for t, s in zip(turns, sin, strict=True)]
         return cos, sin
 
     def partners(self, own: list[Any], theirs: list[Any], lanes: list[Expr]) -> list[Any]:
-        """What the columns `lanes` of a chunk turn with; 0 where they pass.
+        """What the columns `lanes` of a chunk turn with; -0, which adds nothing, where they pass.
 
         Args:
             own: neighbours; theirs: the chunk of partners, where pairs are no neighbours.
@@ -120,7 +121,7 @@ class Turn(Struct, frozen=True):
             theirs = [v for pair in zip(own[::2], own[1::2], strict=True) for v in pair[::-1]]
         if not self.partial:
             return theirs
-        return [lang.select(t, v, 0.0) for t, v in zip(self.turning(lanes), theirs, strict=True)]
+        return [lang.select(t, v, -0.0) for t, v in zip(self.turning(lanes), theirs, strict=True)]
 
     def turning(self, lanes: list[Expr]) -> list[Expr]:
         """Which columns turn."""

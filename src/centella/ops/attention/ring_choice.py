@@ -75,7 +75,7 @@ def apart(form: Form[AttentionAttrs], tokens: int, caps: Caps) -> RingParts | No
 
 
 def fills(form: Form[AttentionAttrs], tile: RingParts) -> bool:
-    """Whether parts are as many as keep a large GPU busy; else whether they are short."""
+    """Whether parts are as many as keep a large GPU busy, or short."""
     parts, keys = tile.parts, STEP * _tiles(form)
     return parts.groups >= ENOUGH or keys <= MOST_KEYS * parts.splits
 

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import f32, u32
+from centella.dtypes import f32, i32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.attention.cluster_mma import Sums
@@ -151,7 +151,7 @@ class StepRows:
         return [norms.load_bits(which, column + e) for e in range(0, CHUNK, per)]
 
     def prepare(self) -> None:
-        """Multiply what has been asked for, and wait for that."""
+        """Wait for what has been asked for, and multiply it."""
         self._factors = self._factors_of(self._first)
 
     def _columns(self, chunk: _Chunk) -> list[Any]:
@@ -247,8 +247,9 @@ def walked(
         writes: whether the group writes the step's keys and values.
     """
     scale = product_scale(scoring, LOG2E)
-    start = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
-    past = lang.minimum(work.end, start)  # where what the cache has so far ends
+    start = lang.workgroup_uniform(masks["starts"][work.b])
+    past = lang.bitcast(lang.maximum(start, 0), u32)
+    past = lang.minimum(work.end, past)  # where what the cache has so far ends
     warp, cached = Warp(work, dim, keys.dtype), CachedRows(work, keys, values, past)
     with lang.if_(work.begin < past):
         warp.load_keys(work.begin, cached)
@@ -264,14 +265,15 @@ def walked(
     warp.begin()
     for first in lang.range(work.begin, work.end, tile.split.step):
         after = first + tile.split.step
-        with lang.if_(after > start):
+        fresh = lang.bitcast(after, i32) > start
+        with lang.if_(fresh):
             warp.load_keys(first, step, start)
         warp.load_queries(step.query)
         warp.score()
         with lang.if_(after < past):
             warp.load_keys(after, cached)
         counted = warp.soften(first, scale)
-        with lang.if_(after > start):
+        with lang.if_(fresh):
             warp.load_values(first, step, start)
         warp.mix(counted)
         with lang.if_(after < past):

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import u32
+from centella.dtypes import i32, u32
 from centella.lang.ptx import Fragment
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form
@@ -116,9 +116,9 @@ class Warp(WarpSums):
         """Start to load the keys from one on, all of one block.
 
         Args:
-            since: the first key of the source; those before stay as they are.
+            since: the first key of the source, which may be below 0; those before stay as they are.
         """
-        read = source.keys(first if since is None else since)
+        read = source.keys(first if since is None else lang.bitcast(since, u32))
         for n, words in enumerate(self.keys):
             key = first + (self.number * KEYS + n * 8) + self.g
             with _where(key, since):
@@ -129,7 +129,7 @@ class Warp(WarpSums):
 
     def load_values(self, first: Any, source: RowSource, since: Any = None) -> None:
         """Start to load the values from one on; as `load_keys`."""
-        read = source.values(first if since is None else since)
+        read = source.values(first if since is None else lang.bitcast(since, u32))
         for n in range(2):
             for e in range(2):
                 key = self.key(first, n, e)
@@ -185,7 +185,7 @@ class Warp(WarpSums):
 
 
 def _where(key: Any, since: Any) -> AbstractContextManager[None]:
-    return nullcontext() if since is None else lang.if_(key >= since)
+    return nullcontext() if since is None else lang.if_(lang.bitcast(key, i32) >= since)
 
 
 def tile_of(form: Form[AttentionAttrs], caps: Caps) -> SplitTile | None:

@@ -14,6 +14,7 @@ As `split_warp`, with these differences:
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from centella import lang
@@ -52,7 +53,8 @@ class WarpI8(Warp):
     """
 
     plain: list[Fragment]  # weights without scales
-    key_scales: Any
+    key_scales: Any  # of the keys of the scores
+    coming: Any  # of the keys that are loaded
     value_scales: Any
 
     def __init__(self, work: Work, dim: int, dtype: Any) -> None:
@@ -61,12 +63,12 @@ class WarpI8(Warp):
         self.weights: list[Fragment] = [Fragment(bf16, (16, 8)) for _ in range(2)]
         self.plain = [Fragment(bf16, (16, 8)) for _ in range(2)]
         self.values_of: Fragment = Fragment(bf16, (16, 16))
-        self.key_scales, self.value_scales = (lang.vars(f32, 2, 2) for _ in "kv")
+        self.key_scales, self.coming, self.value_scales = (lang.vars(f32, 2, 2) for _ in range(3))
 
     def load_keys(self, first: Any, source: RowSource, since: Any = None) -> None:
         """As of `Warp`, with the scales of the keys whose scores are this thread's."""
         super().load_keys(first, source, since)
-        self._load_scales(self.key_scales, first, 0)
+        self._load_scales(self.coming, first, 0)
 
     def load_values(self, first: Any, source: RowSource, since: Any = None) -> None:
         """As of `Warp`, with the scales of the same values."""
@@ -80,7 +82,12 @@ class WarpI8(Warp):
                 into[n][e].set(scale_of(lang.minimum(self.key(first, n, e), last)))
 
     def score(self) -> None:
-        """The products of the queries and the numbers of the keys that are loaded."""
+        """The products of the queries and the numbers of the keys that are loaded.
+
+        Their scales are kept: those of the next keys are loaded before these are wanted.
+        """
+        for scale, loaded in zip(chain(*self.key_scales), chain(*self.coming), strict=True):
+            scale.set(loaded)
         self.clear_scores()
         for i, query in enumerate(self.queries):
             for n, chains in enumerate(self.scores):
