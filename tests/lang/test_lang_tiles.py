@@ -770,6 +770,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "words of sums": (
         lambda: ptx.Fragment(f32, (16, 8)).word(0), "words are those of a factor, 0 to 3; got 0",
     ),
+    "root": (lambda: ptx.rsqrt(lang.local_id()), "f32"),
+    "reciprocal": (lambda: ptx.reciprocal(lang.local_id() == 0), "f32"),
     "pairs": (lambda: ptx.max_pairs(1, 2, f32), "max_pairs takes f16 or bf16, got f32"),
     "values": (lambda: ptx.SharedTile(f16, (8, 8)).store(0, [1.0]), "takes 8 values, got 1"),
 }  # fmt: skip

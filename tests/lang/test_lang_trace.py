@@ -1212,7 +1212,7 @@ SHOWN = {
     "| `ptx.permute_bytes(a": "tiles.bytes_are_multiplied_exactly tiles.refused",
     "| `ptx.widen_u7(word, dtype": "tiles.integers_become_factors tiles.refused",
     "| `ptx.max_pairs(a, b, dtype)`": "tiles.pairs_of_halves_have_their_larger tiles.refused",
-    "| `ptx.rsqrt(x)`": "tiles.roots_and_reciprocals_by_the_target tiles.texts_assemble",
+    "| `ptx.rsqrt(x)`": "tiles.roots_and_reciprocals_by_the_target tiles.refused",
     "| `ptx.fetch_lines(source": "tiles.lines_are_fetched_where_it_is_asked_for tiles.lines_of_written_arguments_are_refused",
     "| `ptx.resident(groups)`": "tiles.residents_are_in_the_head tiles.refused",
     "| `ptx.ldmatrix(tile": "tiles.ptx_equals_the_simulator tiles.texts_assemble",

@@ -192,7 +192,9 @@ def normed_linear() -> Row:
     for name in planes.BLOCKS:
         if (kind := FORMATS[name]).cores is not None:
             digits = {**one, "variant": "streamed_digits", "format": name, "gate": ""}
-            k = 512  # rows of 16 bytes or more in every plane, so padded as those of any weight
+            k = max(256, 2 * kind.block)  # whole words of factors
+            if any(plane.name == "exponents" for plane in kind.planes):  # of a byte for each block
+                k = 16 * kind.block  # shorter rows are not padded to 16 bytes
             for n, opened in ((150, ""), (34, "relu")):
                 rows = 2 * n if opened else n
                 weight = planes.planes(name, rows, k // kind.block, "f16")

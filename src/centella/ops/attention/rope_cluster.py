@@ -99,8 +99,7 @@ class _Chunk(Struct, frozen=True, eq=False):
 class StepRows:
     """What a step brings, in a group's shared memory: rows of queries, of keys, then of values.
 
-    A thread has a chunk of a row. What it needs beside x is asked for at once (`StepRows(...)`),
-    and multiplied before there is x (`prepare`).
+    A thread has a chunk of a row. What it needs beside x is asked for at once (`StepRows(...)`).
 
     Args:
         rows: of queries; tokens: of the step.
@@ -115,7 +114,6 @@ class StepRows:
         self._memory = lang.shared(u32, (rows + 2 * tokens) * self._pitch)
         self._lanes = power_above(dim // CHUNK)
         self._first = self._chunk(0)
-        self._factors: tuple[list[Any], list[Any]] | None = None
 
     def _chunk(self, base: int) -> _Chunk:
         """Of the rows from one on."""
@@ -150,10 +148,6 @@ class StepRows:
         norms, per = self._norms, self._norms.dtype.per_chunk
         return [norms.load_bits(which, column + e) for e in range(0, CHUNK, per)]
 
-    def prepare(self) -> None:
-        """Wait for what has been asked for, and multiply it."""
-        self._factors = self._factors_of(self._first)
-
     def _columns(self, chunk: _Chunk) -> list[Any]:
         return [chunk.column + e for e in range(CHUNK)]
 
@@ -164,20 +158,28 @@ class StepRows:
             weights.append(self._turn.partners(weights[0], [], self._columns(chunk)))
         return self._turn.factors(chunk.entries, self._columns(chunk), chunk.turns, weights)
 
-    def fill(self, x: Any, keys: Any, values: Any, writes: Callable[[Any], Any]) -> None:
+    def fill(
+        self, x: Any, keys: Any, values: Any, writes: Callable[[Any], Any], early: bool
+    ) -> None:
         """Compute the rows; write keys and values to the cache.
 
         The group's threads see them after a barrier.
 
         Args:
             writes: whether those of a position are this group's to write.
+            early: the launches before are waited for behind what does not need them, and the next
+                one is let in at once.
         """
+        if early:
+            lang.ptx.launch_dependents()
+        factors = self._factors_of(self._first)
+        if early:
+            lang.ptx.await_launches()
         together = lang.workgroup_size() // self._lanes
-        for base in range(0, self._rows + 2 * self._tokens, together):
-            chunk = self._chunk(base) if base else self._first
-            factors = None if base else self._factors
-            factors = factors or self._factors_of(chunk)
-            self._row(chunk, factors, x, keys, values, writes)
+        self._row(self._first, factors, x, keys, values, writes)
+        for base in range(together, self._rows + 2 * self._tokens, together):
+            chunk = self._chunk(base)
+            self._row(chunk, self._factors_of(chunk), x, keys, values, writes)
 
     def _row(
         self, chunk: _Chunk, factors: tuple[list[Any], list[Any]], x: Any, keys: Any, values: Any,
@@ -255,12 +257,7 @@ def walked(
         warp.load_keys(work.begin, cached)
         warp.load_values(work.begin, cached)
     step = StepRows(work, dim, rows, tokens, turn, norms, table)
-    if tile.early:
-        lang.ptx.launch_dependents()
-    step.prepare()
-    if tile.early:
-        lang.ptx.await_launches()
-    step.fill(x, keys, values, lambda _: writes)
+    step.fill(x, keys, values, lambda _: writes, tile.early)
     lang.barrier()
     warp.begin()
     for first in lang.range(work.begin, work.end, tile.split.step):

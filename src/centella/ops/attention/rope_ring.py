@@ -59,12 +59,7 @@ def _rope_ring(
         tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
         start = lang.workgroup_uniform(masks["starts"][work.b])
         step = StepRows(work, dim, rows, tokens, Turn(cos, sin, **dict(layout)), norms, table)
-        if tile.early:
-            lang.ptx.launch_dependents()
-        step.prepare()
-        if tile.early:
-            lang.ptx.await_launches()
-        step.fill(x, keys, values, lambda at: (at >= work.begin) & (at < work.end))
+        step.fill(x, keys, values, lambda at: (at >= work.begin) & (at < work.end), tile.early)
         lang.barrier()
         warp = RingWarp(work, dim, keys.dtype, tiles)
         warp.load_queries(step.word)
