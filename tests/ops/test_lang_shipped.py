@@ -939,12 +939,12 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "firsts = [": ("a shift of the whole row: any element of it serves", ()),
     "squares = scratch[": ("every team has the same sum of squares", ()),
     "chosen[n] = last": ("what is kept where rounding leaves no bin", ()),
-    "lang.atomic_add(each, at, part)": (
+    "lang.atomic_add(self.bins, ": (
         "one token in the bin beside its own decides only at the threshold",
         (),
     ),
     "chosen[n] = value": ("as the line after the next: sums before the bin", ()),
-    "v.set(lang.workgroup_uniform(chosen[1 + n]))": (
+    "v.set(self._chosen[1 + n])": (
         "a threshold that moves within its bin matters only where a token lies between",
         (),
     ),

@@ -9,7 +9,7 @@ import pytest
 
 import centella as ct
 from centella.op.op import get
-from centella.ops import sample
+from centella.ops import sample, sample_row
 from centella.tensors.tensor import apply_all
 
 EVERY = ("simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 def row_of(**changes: float) -> Array:
     return np.array(
-        [changes.get(n, v) for n, v in zip(sample.SETTINGS, PLAIN, strict=True)], np.float32
+        [changes.get(n, v) for n, v in zip(sample_row.SETTINGS, PLAIN, strict=True)], np.float32
     )
 
 

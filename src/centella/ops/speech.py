@@ -34,7 +34,7 @@ from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, Op, Out
 from centella.ops.rows import THREADS, WALKERS, Item, Row, Team, Values, chunked, load, team_of
-from centella.ops.sample import traced_noise
+from centella.ops.sample_row import traced_noise
 from centella.ops.speech_host import (
     BEFORE,
     ENDED,

@@ -18,7 +18,7 @@ from centella.errors import ContractError, OutOfMemoryError
 from centella.nn.kv_cache import KVCache
 from centella.nn.past import Past
 from centella.op.op import get
-from centella.ops.sample import PROMPT, SETTINGS
+from centella.ops.sample_row import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.generate.logprobs import Scores, tokens_of
 from centella.tasks.generate.run_ahead import run_ahead

@@ -16,7 +16,7 @@ from centella.dtypes import DType, f32, i32
 from centella.nn.block_cache import BlockCache
 from centella.nn.block_table import BlockTable
 from centella.op.op import get
-from centella.ops.sample import PROMPT, SETTINGS
+from centella.ops.sample_row import PROMPT, SETTINGS
 from centella.runtime.pending import Pending
 from centella.tasks.generate.logprobs import Scores
 from centella.tasks.generate.pooled_past import CAPTURES, PooledPast
