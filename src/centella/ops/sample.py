@@ -12,7 +12,7 @@ sums are whole numbers, equal on every device. Equal logits are kept or dropped 
 ones too. A row with a NaN gives -1. With slots, row i has the counts, step, settings and seed of
 slot slots[i]; no two rows have one slot.
 
-A group has a sequence.
+A group has a sequence, or where there are few and long ones a cluster of groups.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, Op, Out
 from centella.op.variant import Variant
 from centella.op.variant import choose as choose_variant
+from centella.ops.sample_cluster import CLUSTER
 from centella.ops.sample_row import (
     MOST,
     NONE,
@@ -64,7 +65,7 @@ def _launches(form: Form[SampleAttrs], threads: int, caps: Caps) -> Lowered:
     return launch(kernel, form, caps)
 
 
-VARIANTS = (Variant("group", lambda form, caps: threads_of(caps), _launches),)
+VARIANTS = (CLUSTER, Variant("group", lambda form, caps: threads_of(caps), _launches))
 
 
 def rule(specs: tuple[Spec, ...], attrs: SampleAttrs) -> tuple[Out, ...]:

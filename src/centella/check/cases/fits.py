@@ -30,6 +30,8 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return caps.warpgroups and caps.max_shared >= 2 * ROOM and dtypes[0] in (bf16, f16)
     if variant == "cluster":
         return caps.clusters and caps.max_shared >= ROOM
+    if variant == "cluster_rows":
+        return caps.clusters and caps.max_shared >= 3 * ROOM
     if variant in ("streamed", "streamed_rows", "streamed_many"):
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         if variant == "streamed_many":
