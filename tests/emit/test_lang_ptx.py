@@ -368,6 +368,9 @@ class Thread:
             return
         if op[0] == "griddepcontrol":  # one launch alone
             return
+        if op[0] == "prefetch":  # which reads nothing
+            self.words(op[1], operands[0], 1)
+            return
         target, *rest = operands
         if op[:2] == ["ld", "param"]:
             start = int(rest[0][1:-1].partition("+")[2])

@@ -566,9 +566,10 @@ def test_sends_that_are_refused() -> None:
 
 
 def early(x: In[u32], table: In[u32], y: Out[u32], *, fault: str = "") -> None:
-    """The table is read before the launches before are over, x behind."""
+    """The table is read before the launches before are over, x, which is asked for, behind."""
     t = lang.local_id()
     word = table[t]
+    ptx.prefetch(x, t)
     if fault == "stored":
         y[t] = word
     ptx.await_launches()
@@ -648,6 +649,7 @@ def test_arguments_read_early_are_marked() -> None:
     np.testing.assert_array_equal(tensors["y"].bits(), 2 * np.arange(32))
     before, _, behind = emit_ptx(ir, "sm_90").partition("griddepcontrol.wait;")
     assert "ld.global.nc" in before and "ld.global.b32" in behind
+    assert "prefetch.global.L2" in before and "prefetch" not in behind
     assert "griddepcontrol" not in behind and "ld.global.nc" not in behind
     with pytest.raises(TraceError, match="await_launches comes before what a kernel writes"):
         record(early, tensors, 32, fault="stored")

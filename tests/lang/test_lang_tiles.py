@@ -255,6 +255,20 @@ def larger_case(dtype: DType, values: Array | None = None) -> tuple[KernelIR, di
     return record(larger, tensors, 32), tensors
 
 
+def asked_for(x: In[storage], y: InOut[u32], *, beyond: bool = False) -> None:
+    """Elements of both are asked for, and not read."""
+    t = lang.local_id()
+    ptx.prefetch(x, t * 3 + (3 if beyond else 0))
+    with lang.if_(t < 16):
+        ptx.prefetch(y, 2 * t)
+    y[t] = t
+
+
+def asked_for_case(dtype: DType) -> tuple[KernelIR, dict[str, Tensor]]:
+    tensors = {"x": random((95,), dtype), "y": tensor(np.zeros(32), u32)}
+    return record(asked_for, tensors, 32), tensors
+
+
 def roots(x: In[f32], y: Out[f32]) -> None:
     """Of each number 1 / sqrt(x), then 1 / x."""
     t = lang.local_id()
@@ -406,6 +420,37 @@ def test_lines_are_fetched_where_it_is_asked_for() -> None:
     assert emit_ptx(widened_case(f16)[0], "sm_90a").startswith(".version 8.0\n")
 
 
+@HALVES
+def test_memory_is_asked_for(dtype: DType) -> None:
+    """Nothing is read: not by the text, not for the simulator, which sees where it is."""
+    ir, tensors = asked_for_case(dtype)
+    text = emit_ptx(ir, "sm_80")
+    addresses = re.findall(r"prefetch\.global\.L2 \[(%rd\d+)\];", text)
+    assert len(addresses) == text.count("prefetch") == 2 and "ld.global" not in text
+    for name, base in zip(addresses, ("%base0", "%base1"), strict=True):
+        assert re.search(rf"mad.wide.u32 {name}, %r\d+, 4, {base};", text)
+    tensors["y"] = empty((32,), u32)
+    unread = [np.zeros(t.words.size, np.bool_) for t in tensors.values()]
+    on_simulator(ir, tensors, 1, initialised=unread)
+    np.testing.assert_array_equal(tensors["y"].words, np.arange(32))
+    beyond = record(asked_for, tensors, 32, beyond=True)
+    with pytest.raises(SimulationError, match="'x' word 48 is out of bounds, it has 48 words"):
+        on_simulator(beyond, tensors, 1)
+
+
+def test_what_cannot_be_read_is_not_asked_for() -> None:
+    def kernel(y: Out[f32]) -> None:
+        ptx.prefetch(y, lang.local_id())
+
+    with pytest.raises(TraceError, match="'y' is an Out argument and cannot be read"):
+        record(kernel, {"y": empty((32,), f32)}, 32)
+    ir, _ = asked_for_case(f16)
+    with pytest.raises(TraceError, match="WGSL has no prefetch"):
+        emit_wgsl(ir)
+    with pytest.raises(TraceError, match="prefetch needs sm_80 or later, got sm_75"):
+        emit_ptx(ir, "sm_75")
+
+
 def loads_case(dtype: DType, trans: bool) -> tuple[KernelIR, dict[str, Tensor]]:
     tensors = {"x": random((32, 8), dtype), "y": empty((32, 5), u32)}
     return record(loads, tensors, 32, trans=trans), tensors
@@ -423,7 +468,7 @@ CASES: dict[str, Callable[[DType], tuple[KernelIR, dict[str, Tensor]]]] = {
     "positive": lambda dtype: widened_case(dtype, 0), "less 8": lambda d: widened_case(d, 8),
     "both": both_widened_case, "larger": larger_case,
     "i8": lambda _: integers_case(i8), "u8": lambda _: integers_case(u8),
-    "roots": lambda _: roots_case(),
+    "roots": lambda _: roots_case(), "asked for": asked_for_case,
 }  # fmt: skip  # a table
 
 

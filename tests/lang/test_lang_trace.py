@@ -1214,6 +1214,8 @@ SHOWN = {
     "| `ptx.max_pairs(a, b, dtype)`": "tiles.pairs_of_halves_have_their_larger tiles.refused",
     "| `ptx.rsqrt(x)`": "tiles.roots_and_reciprocals_by_the_target tiles.refused",
     "| `ptx.fetch_lines(source": "tiles.lines_are_fetched_where_it_is_asked_for tiles.lines_of_written_arguments_are_refused",
+    "| `ptx.prefetch(source": "tiles.memory_is_asked_for tiles.what_cannot_be_read_is_not_asked_for "
+    "clusters.arguments_read_early_are_marked",
     "| `ptx.resident(groups)`": "tiles.residents_are_in_the_head tiles.refused",
     "| `ptx.ldmatrix(tile": "tiles.ptx_equals_the_simulator tiles.texts_assemble",
     "| `ptx.cp_async(tile": "tiles.a_copy_of_fewer_bytes_ends_in_zeros tiles.texts_assemble",

@@ -44,6 +44,7 @@ Of PTX alone (`centella.lang.ptx`); t is a register tile, spread over the 32 thr
                        i8 or u8, of the second's bytes, these are integers
     cp_async(i, j, bytes)   attr: (shared array index, argument index); i, j count chunks
     cp_async_commit()  cp_async_wait()   attr: groups that may still be on their way
+    prefetch(i)        attr: argument index; i counts words
     fetch_lines()      attr: (argument index, bytes that its loads bring to L2)
     resident()         attr: groups that a multiprocessor shall have registers for
     grid()             groups that run at a time, which take those of the launch in turn
@@ -120,6 +121,7 @@ AMPERE |= {
     "rcp",
     "resident",
     "fetch_lines",
+    "prefetch",
     "grid",
     "grid_barrier",
 }
@@ -132,7 +134,7 @@ GLOBAL = frozenset({"load", "load4", "store", "store4"}) | GLOBAL_ATOMICS
 SHARED = frozenset({"sload", "sload4", "sstore", "sstore4"}) | SHARED_ATOMICS
 ACCESSES = GLOBAL | SHARED
 INDICES = {  # operands that are indices
-    **dict.fromkeys(ACCESSES | {"ldmatrix", "stmatrix", "tma_store", "wgmma_held"}, 1),
+    **dict.fromkeys(ACCESSES | {"ldmatrix", "stmatrix", "tma_store", "wgmma_held", "prefetch"}, 1),
     **dict.fromkeys(("mbar_init", "mbar_arrive", "mbar_expect", "mbar_wait"), 1),
     **dict.fromkeys(("cluster_load", "mbar_arrive_at"), 1),
     **dict.fromkeys(("cp_async", "cluster_store", "tma_load", "tma_multicast", "wgmma"), 2),

@@ -168,6 +168,11 @@ class Argument(_Array):
         element = self._element(key)
         return self._shift(element, self.dtype.per_chunk), element
 
+    def word(self, *key: Value) -> Expr:
+        """The index of the 4-byte word that an element is in."""
+        self._may("load")
+        return self._shift(self._element(key), self.dtype.per_word)
+
     def within_chunk(self, *key: Value) -> Expr:
         """Elements between an element and where the 16 bytes that it is in begin."""
         return self._element(key) & (self.dtype.per_chunk - 1)

@@ -116,9 +116,14 @@ def _store(space: str, width: int, machine: Machine, index: int) -> None:
     region.words[words[turn]] = bits[turn]
 
 
+def _prefetch(machine: Machine, index: int) -> None:
+    """Nothing but the check of where it is: no value is read, so nothing is told."""
+    addresses(machine, index, machine.memory["global"][machine.ir.body[index][3]], 1)
+
+
 MEMORY = Capability({
     f"{prefix}{op}{width}": partial(rule, space, int(width or 1))
     for prefix, space in (("", "global"), ("s", "shared"))
     for op, rule in (("load", _load), ("store", _store))
     for width in ("", "4")
-})  # fmt: skip
+} | {"prefetch": _prefetch})  # fmt: skip

@@ -99,6 +99,10 @@ def _load(w: Writer, i: int, statement: Statement) -> None:
         w.emit(f"ld.{space}.{kind} {w.result(i)}, {address};")
 
 
+def _prefetch(w: Writer, i: int, statement: Statement) -> None:
+    w.emit(f"prefetch.global.L2 {_address(w, statement)};")
+
+
 def _extract(w: Writer, i: int, statement: Statement) -> None:
     w.values[i] = w.chunks[statement[2][0]][statement[3]]
 
@@ -133,4 +137,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("load", "load4", "sload", "sload4"), _load),
     **dict.fromkeys(("store", "store4", "sstore", "sstore4"), _store),
     "extract": _extract,
+    "prefetch": _prefetch,
 }

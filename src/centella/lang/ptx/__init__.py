@@ -37,6 +37,7 @@ from centella.lang.ptx.intrinsics import (
     mma_bytes,
     mma_sync,
     permute_bytes,
+    prefetch,
     reciprocal,
     resident,
     rsqrt,
@@ -62,8 +63,8 @@ __all__ = [
     "cluster", "cluster_arrive", "cluster_load", "cluster_rank", "cluster_size", "cluster_wait",
     "cp_async", "cp_async_commit", "cp_async_wait", "fetch_lines", "grid", "grid_barrier",
     "init_fence", "launch_dependents", "ldmatrix", "max_pairs", "mma_bytes", "mma_sync",
-    "permute_bytes", "reciprocal", "resident", "role", "rsqrt", "stmatrix", "tma_load",
-    "tma_store", "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier",
+    "permute_bytes", "prefetch", "reciprocal", "resident", "role", "rsqrt", "stmatrix",
+    "tma_load", "tma_store", "tma_store_commit", "tma_store_wait", "warpgroup", "warpgroup_barrier",
     "warpgroup_uniform", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_held", "wgmma_wait",
     "widen_i8", "widen_u7",
 ]  # fmt: skip  # a table

@@ -317,6 +317,21 @@ def fetch_lines(source: Argument, nbytes: int = 128) -> None:
     current().effect("fetch_lines", "", (), (source.position, nbytes))
 
 
+def prefetch(source: Argument, *key: Value) -> None:
+    """Start to bring the memory around an element to the L2 cache, which nobody waits for.
+
+    PTX ISA, "Data Movement and Conversion Instructions: prefetch" (.global.L2); sm_80. It reads
+    nothing: before `await_launches` it may name what earlier launches have yet to write.
+
+    Args:
+        key: the element, which is within the argument.
+
+    Raises:
+        TraceError: for an argument that cannot be read.
+    """
+    current().effect("prefetch", "", (source.word(*key),), source.position)
+
+
 def cp_async(
     tile: SharedTile, chunk: Value, source: Argument, *key: Value, size: Value = 16
 ) -> None:

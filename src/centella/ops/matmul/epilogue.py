@@ -16,6 +16,29 @@ from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.operands import KERNEL
 
 VECTORS = ("scale", "bias")
+SECTOR = 32  # bytes, which come to the L2 cache together
+
+
+def ask_for_vectors(
+    extra: dict[str, Argument], count: int, columns: Operand, gated: bool, me: Operand
+) -> None:
+    """Have the vectors of a group's first block brought to the L2 cache, by a thread a sector.
+
+    Threads ask for elements a sector apart, from the block's first column to one behind its last,
+    since it may begin within a sector; behind the last column of all they ask for that one.
+
+    Args:
+        extra, columns, gated: as of `Epilogue`.
+        count: columns of a block; a group's first block has the group's number.
+        me: the thread's number.
+    """
+    for vector in [extra[name] for name in VECTORS if name in extra]:
+        near = SECTOR // vector.dtype.itemsize
+        with lang.if_(me <= -(-count // near)):
+            column = lang.minimum(lang.group_id() * count + me * near, columns - 1)
+            lang.ptx.prefetch(vector, column)
+            if gated:
+                lang.ptx.prefetch(vector, column + columns)
 
 
 class Epilogue:

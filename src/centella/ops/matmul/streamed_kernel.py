@@ -28,7 +28,7 @@ from centella import lang
 from centella.dtypes import bf16, f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP, over_lanes
 
@@ -305,6 +305,7 @@ def _consume(
     vectors = [row.normed.vectors(me, extra[v], p["k"]) for v in ("norm", "shift") if v in extra]
     turn = lang.var(0, u32)
     meeting = partial(meet, shared.met, turn)
+    ask_for_vectors(extra, tile.rows, p["n"], shared.halves == 2, me)
     lang.ptx.await_launches()
     row.fill(me, x, p["k"], vectors, meeting)
     meeting()

@@ -23,7 +23,7 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
-from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
 from centella.ops.matmul.normed import JOINED_ROWS, NormedAttrs
 from centella.ops.matmul.normed_kernel import product_of
 from centella.ops.matmul.problem import THIN
@@ -186,6 +186,7 @@ def _consume(
     if norm is not None:
         norm.load(me, extra, shared.p["k"], partial(meet, shared.met, turn))
         meet(shared.met, turn)
+    ask_for_vectors(extra, tile.rows, shared.p["n"], gated, me)
     lang.ptx.await_launches()
     if norm is not None:
         norm.start(x, lane)

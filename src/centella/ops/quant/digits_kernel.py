@@ -33,7 +33,7 @@ from centella import lang
 from centella.dtypes import f32, i8, i32, u8, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
 from centella.ops.matmul.streamed_kernel import EIGHT, SUMS, Normed, meet
 from centella.ops.matmul.streamed_rows import PAD, Sums
 from centella.ops.quant.beside import Beside, Row
@@ -327,6 +327,7 @@ def _consume(
     me, turn = lang.local_id(), lang.var(0, u32)
     normed, k = digits.normed, shared.p["k"]
     vectors = [normed.vectors(me, extra[v], k) for v in ("norm", "shift") if v in extra]
+    ask_for_vectors(extra, shared.tile.rows, shared.p["n"], shared.halves == 2, me)
     lang.ptx.await_launches()
     meeting = partial(meet, shared.met, turn)
     digits.fill(me, x, k, vectors, meeting)
