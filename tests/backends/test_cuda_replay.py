@@ -1,4 +1,4 @@
-"""Replays on CUDA by a driver that only keeps order: one graph, the read-back behind it."""
+"""Replays on CUDA: one graph, the read-back behind it. Most by a driver that only keeps order."""
 
 # ruff: noqa: N802  # the functions are called as the driver calls them
 
@@ -8,6 +8,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,11 @@ import pytest
 import centella as ct
 from centella.backends.cuda.backend import ordered
 from centella.backends.cuda.memory import NOT_READY
+from centella.backends.cuda.reads import FEW, program_on
 from centella.dtypes import u32
 from centella.lang import In, Out, ptx
+from centella.specs import Caps
+from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
 from tests.support.fake_cuda import FakeCuda, installed
 from tests.support.lang_common import empty, record
 
@@ -67,20 +71,25 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
     yield from installed(monkeypatch, Graphs)
 
 
-def test_a_fetch_is_a_copy_a_graph_and_a_copy_in_order(fake: Graphs) -> None:
+@pytest.mark.parametrize(("columns", "back"), [(4, "launch"), (FEW // 4, "launch"),
+                                               (FEW // 4 + 1, "copy")])  # fmt: skip
+def test_a_fetch_is_a_copy_a_graph_and_a_read_back_in_order(
+    fake: Graphs, columns: int, back: str
+) -> None:
     device = ct.device("cuda", native=0, pool="reuse")
-    fn = device.compile(lambda x: ct.softmax(x * 2.0), X)
+    x = np.ones((1, columns), np.float32)
+    fn = device.compile(lambda x: ct.softmax(x * 2.0), x)
     theirs = fake.new_stream()
     for stream in (None, theirs):
         fake.ops.clear()
         with ct.ledger() as led:
             if stream is None:
-                fn.fetch(X).result()
+                fn.fetch(x).result()
             else:
                 with device.stream(stream):
-                    fn.fetch(X).result()
+                    fn.fetch(x).result()
         led.expect(uploads=1, submissions=1, downloads=1, launches=fn.launches, allocations=0)
-        assert [op.what for op in fake.ops] == ["copy", "graph", "copy"]
+        assert [op.what for op in fake.ops] == ["copy", "graph", back]
         where = device.native.stream if stream is None else stream
         assert {op.stream for op in fake.ops} == {where}
 
@@ -105,7 +114,7 @@ def test_a_call_changes_the_context_three_times(
     cache.matmul("w", X)
     assert calls == {
         "cuCtxPushCurrent": 3, "cuCtxPopCurrent": 3, "cuMemcpyHtoDAsync": 1, "cuGraphLaunch": 1,
-        "cuMemcpyDtoHAsync": 1, "cuEventRecord": 1, "cuEventQuery": 1, "cuEventSynchronize": 1,
+        "cuLaunchKernel": 1, "cuEventRecord": 1, "cuEventQuery": 1, "cuEventSynchronize": 1,
     }  # fmt: skip
 
 
@@ -211,3 +220,27 @@ def test_memory_that_nobody_has_read_is_not_written_while_the_device_may_write_t
         assert backend._take_pinned(unread.nbytes).address != unread.address
     addresses = {backend._take_pinned(unread.nbytes).address for _ in range(8)}
     assert unread.address in addresses and not backend._unread
+
+
+@pytest.mark.devices("cuda")
+@pytest.mark.parametrize("words", [1, 127, 128, 129, FEW // 4, FEW // 4 + 1])
+def test_what_a_read_back_brings(device: ct.Device, words: int) -> None:
+    """By a launch and by a copy; several a replay, of which one begins within a buffer."""
+    x = np.arange(words, dtype=np.float32)
+    fn = device.compile(lambda x: (x + 1.0, (x * 2.0)[words // 2 :], x[:1] - 3.0), x)
+    for scale in (1, 2, 3):
+        first, half, one = fn.fetch(x * scale).result()
+        np.testing.assert_array_equal(first, x * scale + 1)
+        np.testing.assert_array_equal(half, (x * scale * 2)[words // 2 :])
+        np.testing.assert_array_equal(one, x[:1] * scale - 3)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120a"])
+def test_a_read_back_assembles(arch: str, tmp_path: Path) -> None:
+    """It takes two addresses, groups, words and two offsets, as it is launched."""
+    program = program_on(Caps("ptx", arch=arch))
+    assert [p.source for p in program.ir.params] == [
+        ("words",), ("x", "offset"), ("y", "offset")
+    ]  # fmt: skip
+    assert assemble_clean(program.ir, arch, tmp_path) == program.source

@@ -19,6 +19,7 @@ from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
 from centella.backends.cuda.memory import CudaMemory, host_address
+from centella.backends.cuda.reads import FEW, bring, program_on
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
 from centella.emit.program import HostProgram, Program
@@ -55,6 +56,7 @@ class CudaBackend(CudaMemory):
         self._dead_graphs: deque[Any] = deque()
         self._stamps: Stamps | None = None  # of the last submission that was timed
         self._dead_stamps: deque[list[Any]] = deque()
+        self._reader: Any = None  # the function of read-backs of a few bytes
         driver_version = int(check(driver.cuDriverGetVersion()))
         self._overlaps = overlaps(self.caps.arch) and driver_version >= CAPTURES_OVERLAPS
 
@@ -152,13 +154,23 @@ class CudaBackend(CudaMemory):
                     self._launch(work, stream, stamps)
                 for read, (at, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
-                    check(driver.cuMemcpyDtoHAsync(
-                        pinned.address + at, work.slots[read.slot].native + read.start,
-                        nbytes, stream))  # fmt: skip
+                    self._bring(
+                        work.slots[read.slot].native + read.start, pinned.address + at, nbytes,
+                        stream, again is not None,
+                    )  # fmt: skip
                 check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
                 raise DeviceError(f"{self.name}: {error}") from error
         return ticket
+
+    def _bring(self, source: int, target: int, nbytes: int, stream: Any, again: bool) -> None:
+        """Put a read-back on a stream; `again`: behind a graph, so that it pays to compile."""
+        if not again or nbytes > FEW:
+            check(driver.cuMemcpyDtoHAsync(target, source, nbytes, stream))
+            return
+        if self._reader is None:
+            self._reader = self.compile(program_on(self.caps)).function
+        bring(self._reader, source, target, nbytes, stream)
 
     def prepare(self, work: Submission) -> Graph:
         """A graph of the launches, each begun before the last is quite over, where it may."""

@@ -28,6 +28,7 @@ from centella.specs import Caps
 
 SHARED = 184 << 10  # bytes of a group; with 112 KB products were slower (benchmarks/LOG.md)
 STAGE = 16 << 10  # bytes of a stage, at most, where it has more than the fewest columns
+FLIGHT = 48 << 10  # bytes on their way to a group whose ring has all of its weights
 FEWEST, WIDEST = DEPTH * WARPS, 512  # columns of a stage
 LEAST = 2  # stages, of which one is filled while the other is read
 MOST_ROWS = 80  # of a stage
@@ -51,7 +52,11 @@ def stream_of(
         columns = _steps(problem, tile) * tile.columns
         return 2 * columns * (2 if normed else 1) + 8 * WARPS * sixteens * DEPTH
 
-    return ring_of(tile, problem, halves, kept, caps)
+    found = ring_of(tile, problem, halves, kept, caps)
+    if found is None or found.stages < _steps(problem, found) * _turns(problem.n, found.rows):
+        return found
+    flight = max(FLIGHT // found.stage_bytes(halves), 1)
+    return replace(found, flight=flight if flight < found.stages else 0)
 
 
 def outputs_of(problem: Problem, y: DType, halves: int, most: int = MOST_ROWS) -> int:

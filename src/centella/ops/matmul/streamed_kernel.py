@@ -46,12 +46,14 @@ class Stream(Struct, frozen=True):
     """How a group works: outputs of a block, columns of a stage, stages of the ring.
 
     `eights`: of several rows of x, which are in the ring too, how many eights there is room for.
+    `flight`: stages on their way at most, of a ring that each has once; 0: all of them.
     """
 
     rows: int
     columns: int
     stages: int
     eights: int = 0
+    flight: int = 0
 
     @property
     def height(self) -> int:
@@ -99,11 +101,14 @@ class Shares:
 def _produce(shared: Shares) -> None:
     """Have all tiles copied, one after the other, as stages become free."""
     tile, ring = shared.tile, Ring(shared.tile.stages)
+    nbytes = 2 * shared.halves * tile.rows * tile.columns
     for block in shared.blocks():
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = ring.stage.get()
             shared.empty.wait(stage, ring.parity ^ 1)
-            nbytes = 2 * shared.halves * tile.rows * tile.columns
+            if tile.flight:
+                with lang.if_(stage >= tile.flight):
+                    shared.full.wait(stage - tile.flight, 0)
             shared.full.expect(stage, lang.const(nbytes, u32))
             for half in range(shared.halves):
                 row = block * tile.rows + (shared.p["half"] if half else 0)
