@@ -55,6 +55,8 @@ def call_of(
         ("linear", 38, 1000, "", ("residual",)),
         ("linear", 530, 264, "", ("bias",)),
         ("linear", 41, 136, "", ("bias", "residual")),
+        ("linear", 2405, 264, "", ("residual",)),
+        ("normed_linear", 2405, 264, "", ("norm",)),
         ("normed_linear", 270, 648, "", ("norm",)),
         ("normed_linear", 300, 136, "silu", ("norm",)),
         ("normed_linear", 6, 520, "silu", ()),

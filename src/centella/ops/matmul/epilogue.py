@@ -65,8 +65,14 @@ class Epilogue:
         zero = lang.const(0, u32)
         self._vectors = {n: self._load(n, zero) for n in VECTORS if n in extra}
 
-    def __call__(self, sums: list[Expr], row: Operand) -> list[Expr]:
-        """The outputs of a row from their sums; with a gate those of the first columns first."""
+    def __call__(
+        self, sums: list[Expr], row: Operand, residual: list[Expr] | None = None
+    ) -> list[Expr]:
+        """The outputs of a row from their sums; with a gate those of the first columns first.
+
+        Args:
+            residual: where that was loaded before.
+        """
         factors = [self._alpha] * len(sums)
         if "scale" in self._vectors:
             sums, factors = [v * self._alpha for v in sums], self._vectors["scale"]
@@ -82,9 +88,13 @@ class Epilogue:
         if self._activation:
             out = [ACTIVATIONS[self._activation](self._operands, v) for v in out]
         if "residual" in self._extra:
-            at = row * lang.parameter("ldr", u32)
-            out = [v + r for v, r in zip(out, self._load("residual", at), strict=True)]
+            residual = residual or self.residual(row)
+            out = [v + r for v, r in zip(out, residual, strict=True)]
         return out
+
+    def residual(self, row: Operand) -> list[Expr]:
+        """What is added to the outputs of a row."""
+        return self._load("residual", row * lang.parameter("ldr", u32))
 
     def _load(self, name: str, at: Operand) -> list[Expr]:
         """An operand's values of these columns, from an index on."""

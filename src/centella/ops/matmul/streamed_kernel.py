@@ -30,7 +30,7 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
 from centella.ops.ring import Ring
-from centella.ops.rows import QUAD, WARP, over_lanes
+from centella.ops.rows import QUAD, WARP, fold, over_lanes
 
 EIGHT, DEPTH = 8, 16
 WARPGROUP = 128
@@ -38,7 +38,6 @@ CONSUMERS = 256  # threads that multiply
 WARPS = CONSUMERS // WARP
 HIGH = 0xFFFF0000
 MOST = 65504.0  # of f16
-PAD = 4  # words between the two columns of x, for banks of their own
 SUMS, RMS, LAYER = "sums", "rms", "layer"  # norms: a factor of sums; x is divided first
 
 
@@ -237,13 +236,14 @@ class Normed:
 
 
 class _Row:
-    """x in shared memory, a word of two elements after the other, for each of its columns."""
+    """x in shared memory: a line of chunks for each column of the second factor."""
 
-    def __init__(self, capacity: int, kind: str) -> None:
+    def __init__(self, x: Any, capacity: int, kind: str) -> None:
         self.normed = Normed(capacity, kind)
         self.kind, self.capacity, self.columns = kind, capacity, 2 if kind else 1
-        self.pitch = -(-capacity // 2 // WARP) * WARP + PAD
-        self._memory = lang.shared(u32, self.columns * self.pitch)
+        self.pitch = capacity // EIGHT + 1  # for banks of their own
+        chunks = -(-self.columns * self.pitch // EIGHT) * EIGHT
+        self._tile = lang.ptx.SharedTile(x.dtype, (chunks, EIGHT))
 
     def fill(
         self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
@@ -258,17 +258,74 @@ class _Row:
             counts = chunk * EIGHT < k
             with lang.if_(chunk < self.capacity // EIGHT):
                 for c, words in enumerate(columns):
-                    for j, word in enumerate(words):
-                        at = chunk * (EIGHT // 2) + (c * self.pitch + j)
-                        self._memory[at] = lang.select(counts, word, 0)
+                    words = [lang.select(counts, word, 0) for word in words]
+                    self._tile.memory.store_chunk(chunk + c * self.pitch, words)
 
-    def start(self, lane: Any) -> Any:
-        """Where this thread's words of the second factor begin."""
-        return lane % QUAD + lane // QUAD % self.columns * self.pitch
+    def start(self, lane: Any, share: int) -> Any:
+        """This lane's chunk of the second factors of a warp's first 32 columns of W, or sixteen.
 
-    def load(self, at: Any) -> tuple[Any, Any]:
-        """The registers of a factor from a word on."""
-        return self._memory[at], self._memory[at + QUAD]
+        A factor of sixteen has x in its first columns; of 32 columns the first factor has in its
+        next ones what is sixteen further (see `_Line`).
+
+        Args:
+            share: columns that a warp has of a stage.
+        """
+        eight, column = lane // EIGHT, lane % EIGHT
+        start = eight + column % self.columns * self.pitch
+        if share > DEPTH:
+            start = start + lang.select(eight < 2, column // self.columns % 2 * 2, 0)
+        return start
+
+    def load(self, chunk: Any, widths: list[Any]) -> None:
+        """The next factors from a lane's chunk on."""
+        lang.ptx.ldmatrix(self._tile, chunk, *widths)
+
+
+class _Line:
+    """What a warp adds up of sixteen rows of W; of the last eight, where `narrow`.
+
+    Then sixteen columns are the upper rows of the first factor and the next sixteen the lower ones,
+    whose products with the columns of the second that have the same of x are what counts.
+    """
+
+    def __init__(
+        self, shared: Shares, number: int, column: Any, lane: Any, narrow: bool, chains: int
+    ) -> None:  # fmt: skip
+        self.narrow = narrow
+        self._ring = shared.ring
+        self._sums = [lang.ptx.Fragment(f32, (16, 8)) for _ in range(chains)]
+        eight, row = lane // EIGHT, lane % (EIGHT if narrow else DEPTH)
+        across = eight % 2 * 2 + eight // 2 if narrow else lane // DEPTH
+        self._start = _chunk(shared, column // EIGHT + across, row + number * DEPTH)
+
+    def clear(self) -> None:
+        """Of nothing."""
+        for fragment in self._sums:
+            fragment.fill(0.0)
+
+    def multiply(self, slot: Any, height: Any, sixteen: int, width: Any) -> None:
+        """Add the products of sixteen columns, or of 32: of which the first is `sixteen`'s."""
+        if self.narrow and sixteen % 2:
+            return
+        number = sixteen // 2 if self.narrow else sixteen
+        start = self._ring.right(self._start + slot, 2 * sixteen)
+        lang.ptx.ldmatrix(self._ring, start, height)
+        lang.ptx.mma_sync(self._sums[number % len(self._sums)], height, width)
+
+    def totals(self, columns: int) -> list[Any]:
+        """Of row lane / 4, and of the one eight further, where there is; right where lane % 4 = 0.
+
+        Args:
+            columns: of the second factor.
+        """
+        four = [fold([f[i] for f in self._sums], operator.add) for i in range(4)]
+        if not self.narrow:
+            return [fold(four[i : i + columns], operator.add) for i in (0, 2)]
+        if columns == 1:
+            return [four[0] + four[3]]
+        first = lang.local_id() % QUAD == 0
+        own = lang.select(first, four[0] + four[1], four[2] + four[3])
+        return [own + lang.shuffle_xor(own, 1)]
 
 
 def _two(values: list[Any], x: Any) -> list[list[Any]]:
@@ -291,7 +348,7 @@ def _streamed(
     lang.ptx.resident(2)
     halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
-    row = _Row(shared.steps * tile.columns, kind)
+    row = _Row(x, shared.steps * tile.columns, kind)
     sixteens = tile.sixteens(halves)
     scratch = lang.shared(f32, 2 * WARPS * sixteens * DEPTH)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
@@ -315,35 +372,45 @@ def _consume(
     row.fill(me, x, p["k"], vectors, meeting)
     meeting()
     share = tile.columns // WARPS  # of a stage's columns, of a warp
-    starts = [chunk_of(shared, warp * share, lane, i) for i in range(sixteens)]
-    words = row.start(lane) + warp * (share // 2)
+    odd = shared.halves * tile.height % DEPTH != 0 and share > DEPTH
     chains = max(1, 4 // sixteens)
-    sums = [
-        [lang.ptx.Fragment(f32, (16, 8)) for _ in range(min(chains, share // DEPTH))]
-        for _ in range(sixteens)
-    ]
-    height, width = (lang.ptx.Fragment(x.dtype, (16, n)) for n in (16, 8))
+    lines = []
+    for number in range(sixteens):
+        narrow = odd and number == sixteens - 1
+        own = min(chains, share // DEPTH // (2 if narrow else 1))
+        lines.append(_Line(shared, number, warp * share, lane, narrow, own))
+    start = row.start(lane, share) + warp * (share // EIGHT)
+    height = lang.ptx.Fragment(x.dtype, (16, 16))
+    widths = [lang.ptx.Fragment(x.dtype, (16, 8)) for _ in range(min(2, share // DEPTH))]
+    if all(line.narrow for line in lines):
+        widths.pop()
     ring = Ring(tile.stages)
+    outputs = _Outputs(shared, row, me, activation, y, extra)
     for block in shared.blocks():
-        for fragment in (f for line in sums for f in line):
-            fragment.fill(0.0)
+        outputs.begin(block)
+        for line in lines:
+            line.clear()
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = ring.stage.get()
             shared.full.wait(stage, ring.parity)
             slot = shared.ring.at_stage(stage * shared.halves)
-            at = words + step * (tile.columns // 2)
-            for k in range(share // DEPTH):
-                width[0], width[1] = row.load(at + k * EIGHT)
-                for line, start in zip(sums, starts, strict=True):
-                    lang.ptx.ldmatrix(shared.ring, shared.ring.right(start + slot, 2 * k), height)
-                    lang.ptx.mma_sync(line[k % len(line)], height, width)
+            at = start + step * (tile.columns // EIGHT)
+            for sixteen in range(share // DEPTH):
+                if sixteen % 2 == 0:
+                    row.load(at + sixteen * 2, widths)
+                for line in lines:
+                    line.multiply(slot, height, sixteen, widths[sixteen % 2 % len(widths)])
             with lang.if_(lane == 0):
                 shared.empty.arrive(stage)
             ring.advance()
         base = turn % 2 * (WARPS * sixteens * DEPTH)
-        _leave(sums, scratch, base + warp * (sixteens * DEPTH), lane, row.columns)
+        for number, line in enumerate(lines):
+            first = base + warp * (sixteens * DEPTH) + number * DEPTH
+            for below, total in enumerate(line.totals(row.columns)):
+                with lang.if_(lane % QUAD == 0):
+                    scratch[first + lane // QUAD + below * EIGHT] = total
         meeting()
-        _store(shared, scratch, base, sixteens, block, me, row, activation, y, extra)
+        outputs.store(block, scratch, base, sixteens)
 
 
 def meet(met: Any, turn: Any) -> None:
@@ -355,52 +422,71 @@ def meet(met: Any, turn: Any) -> None:
 
 def chunk_of(shared: Shares, column: Any, lane: Any, sixteen: int) -> Any:
     """Where a lane's row of sixteen begins for `ldmatrix`; past the last it is the last."""
+    return _chunk(shared, column // EIGHT + lane // DEPTH, lane % DEPTH + sixteen * DEPTH)
+
+
+def _chunk(shared: Shares, across: Any, at: Any) -> Any:
+    """A chunk of a row of the first stage, counted over its halves; past the last of the last."""
     tile, height = shared.tile, shared.tile.height
-    at = lane % DEPTH + sixteen * DEPTH
     half = lang.minimum(at // height, shared.halves - 1)
     line = lang.minimum(at - half * height, tile.rows - 1)
-    return shared.ring.chunk(line, column // EIGHT + lane // DEPTH, half)
+    return shared.ring.chunk(line, across, half)
 
 
-def _leave(sums: Any, scratch: Any, at: Any, lane: Any, columns: int) -> None:
-    """Write a warp's sums, of each row of sixteen one."""
-    for i, line in enumerate(sums):
-        for below in range(2):
-            total = line[0][2 * below]
-            for fragment in line[1:]:
-                total = total + fragment[2 * below]
-            if columns == 2:
-                for fragment in line:
-                    total = total + fragment[2 * below + 1]
-            with lang.if_(lane % QUAD == 0):
-                scratch[at + lane // QUAD + (i * DEPTH + below * EIGHT)] = total
+class _Outputs:
+    """This thread's outputs of a block: a word of y, or none."""
 
+    def __init__(
+        self, shared: Shares, row: _Row, me: Any, activation: str, y: Any, extra: dict[str, Any]
+    ) -> None:  # fmt: skip
+        self.shared, self.row, self.y = shared, row, y
+        self._activation, self._extra = activation, extra
+        self._per = y.dtype.per_word
+        self._offset = me * self._per
+        # Loaded before the sums are known: their memory is half a microsecond away.
+        self._residual = lang.vars(f32, self._per, init=0.0) if "residual" in extra else []
 
-def _store(
-    shared: Shares, scratch: Any, base: Any, sixteens: int, block: Any, me: Any, row: _Row,
-    activation: str, y: Any, extra: dict[str, Any],
-) -> None:  # fmt: skip
-    """Add up the warps' sums, and store a word of outputs a thread."""
-    tile, p, per = shared.tile, shared.p, y.dtype.per_word
-    first = block * tile.rows
+    def _some(self, first: Any) -> Any:
+        """Whether this thread has outputs of the block that begins there."""
+        inside = first + self._offset < self.shared.p["n"]
+        return (self._offset < self.shared.tile.rows) & inside
 
-    def total(line: Any) -> Any:
-        parts = [scratch[base + line + i * (sixteens * DEPTH)] for i in range(WARPS)]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole + part
-        return whole if factor is None else whole * factor
+    def _epilogue(self, first: Any, extra: dict[str, Any]) -> Epilogue:
+        gated = self.shared.halves > 1
+        column = first + self._offset
+        return Epilogue(
+            self._activation, extra, column, self._per, self.shared.p["n"], gated=gated
+        )  # fmt: skip
 
-    offset = me * per
-    with lang.if_((offset < tile.rows) & (first + offset < p["n"])):
-        factor = row.normed.factor(p["k"]) if row.kind == SUMS else None
-        sums = [
-            total(offset + j + half * tile.height)
-            for half in range(shared.halves) for j in range(per)
-        ]  # fmt: skip
-        gated = shared.halves > 1
-        finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
-        y.store(first + offset, finish(sums, lang.const(0, u32)))
+    def begin(self, block: Any) -> None:
+        """Ask for the residual."""
+        first = block * self.shared.tile.rows
+        if self._residual:
+            with lang.if_(self._some(first)):
+                only = {"residual": self._extra["residual"]}
+                values = self._epilogue(first, only).residual(lang.const(0, u32))
+                for kept, value in zip(self._residual, values, strict=True):
+                    kept.set(value)
+
+    def store(self, block: Any, scratch: Any, base: Any, sixteens: int) -> None:
+        """Add up the warps' sums, and store what they are."""
+        tile, row = self.shared.tile, self.row
+        first = block * tile.rows
+
+        def total(line: Any) -> Any:
+            parts = [scratch[base + line + i * (sixteens * DEPTH)] for i in range(WARPS)]
+            whole = fold(parts, operator.add)
+            return whole if factor is None else whole * factor
+
+        with lang.if_(self._some(first)):
+            factor = row.normed.factor(self.shared.p["k"]) if row.kind == SUMS else None
+            sums = [
+                total(self._offset + j + half * tile.height)
+                for half in range(self.shared.halves) for j in range(self._per)
+            ]  # fmt: skip
+            finish = self._epilogue(first, self._extra)
+            residual = [r.get() for r in self._residual] or None
+            self.y.store(first + self._offset, finish(sums, lang.const(0, u32), residual))
 
 
 kernel: Kernel = Kernel(_streamed, workgroup=WARPGROUP + CONSUMERS, name="streamed")
