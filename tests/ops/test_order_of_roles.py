@@ -32,6 +32,7 @@ from tests.support.mutations import changed
 Build = Callable[[], tuple[Call, list[Spec]]]
 Change = tuple[str, str]
 AROUND = "            for k in range(share // DEPTH):\n"  # products of a stage
+OF_LINES = "            for sixteen in range(share // DEPTH):\n"  # the same, of one row
 RELEASE = """\
             with lang.if_(lane == 0):
                 shared.empty.arrive(stage)
@@ -164,10 +165,10 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
         READ,
     ),
     "sums of one row are read": (
-        of_one_row, streamed_kernel, [("meeting()\n        _store(", "_store(")], WRITTEN,
+        of_one_row, streamed_kernel, [("meeting()\n        outputs.store(", "outputs.store(")], WRITTEN,
     ),
     "a stage of one row is released": (
-        of_one_row, streamed_kernel, [(RELEASE, ""), (AROUND, RELEASE + AROUND)], COMES,
+        of_one_row, streamed_kernel, [(RELEASE, ""), (OF_LINES, RELEASE + OF_LINES)], COMES,
     ),
     "planes are read": (
         of_blocks, streamed_blocks, [(TOLD, "\n")], EARLY,
