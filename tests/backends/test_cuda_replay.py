@@ -118,6 +118,19 @@ def test_a_call_changes_the_context_three_times(
     }  # fmt: skip
 
 
+def test_a_submission_compiles_and_loads_nothing(
+    fake: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be behind work that does not end before this thread has gone on."""
+    fake.loaded = False
+    device = ct.device("cuda", native=0, pool="reuse")
+    fn = device.compile(lambda x: x * 2.0, X)
+    assert fake.loaded
+    monkeypatch.setattr(fake.driver, "cuModuleLoadDataEx", None)
+    fn.fetch(X).result()
+    assert [op.what for op in fake.ops][-3:] == ["copy", "graph", "launch"]
+
+
 def test_graphs_go_with_their_captures(fake: Graphs) -> None:
     device = ct.device("cuda", native=0, pool="reuse")
     for _ in range(3):

@@ -56,7 +56,7 @@ class CudaBackend(CudaMemory):
         self._dead_graphs: deque[Any] = deque()
         self._stamps: Stamps | None = None  # of the last submission that was timed
         self._dead_stamps: deque[list[Any]] = deque()
-        self._reader: Any = None  # the function of read-backs of a few bytes
+        self._reader: Any = None  # the function of read-backs of a few bytes, behind graphs
         driver_version = int(check(driver.cuDriverGetVersion()))
         self._overlaps = overlaps(self.caps.arch) and driver_version >= CAPTURES_OVERLAPS
 
@@ -154,23 +154,17 @@ class CudaBackend(CudaMemory):
                     self._launch(work, stream, stamps)
                 for read, (at, nbytes) in zip(work.reads, places, strict=True):
                     assert pinned is not None
-                    self._bring(
-                        work.slots[read.slot].native + read.start, pinned.address + at, nbytes,
-                        stream, again is not None,
-                    )  # fmt: skip
+                    source = work.slots[read.slot].native + read.start
+                    if again is None or nbytes > FEW:
+                        check(driver.cuMemcpyDtoHAsync(
+                            pinned.address + at, source, nbytes, stream
+                        ))  # fmt: skip
+                    else:
+                        bring(self._reader, source, pinned.address + at, nbytes, stream)
                 check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
                 raise DeviceError(f"{self.name}: {error}") from error
         return ticket
-
-    def _bring(self, source: int, target: int, nbytes: int, stream: Any, again: bool) -> None:
-        """Put a read-back on a stream; `again`: behind a graph, so that it pays to compile."""
-        if not again or nbytes > FEW:
-            check(driver.cuMemcpyDtoHAsync(target, source, nbytes, stream))
-            return
-        if self._reader is None:
-            self._reader = self.compile(program_on(self.caps)).function
-        bring(self._reader, source, target, nbytes, stream)
 
     def prepare(self, work: Submission) -> Graph:
         """A graph of the launches, each begun before the last is quite over, where it may."""
@@ -178,6 +172,9 @@ class CudaBackend(CudaMemory):
         with self._lock, self.current():
             while self._dead_graphs:
                 driver.cuGraphExecDestroy(self._dead_graphs.popleft())
+            if self._reader is None:  # not once a graph is on its way: a driver may wait for that
+                self._reader = self.compile(program_on(self.caps)).function
+                load(self._reader)
             return Graph(
                 own,
                 partial(self._launch, work, own, None, self._overlaps),
