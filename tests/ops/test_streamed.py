@@ -14,8 +14,11 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.op import op
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.streamed import SHARED, stream_of
+from centella.ops.matmul.streamed import FLIGHT, SHARED, stream_of
+from centella.ops.matmul.streamed_kernel import Stream
+from centella.simulator import tma
 from centella.simulator.run import simulate
+from centella.simulator.tma import send
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS
@@ -56,6 +59,7 @@ def call_of(
         ("linear", 530, 264, "", ("bias",)),
         ("linear", 41, 136, "", ("bias", "residual")),
         ("linear", 2405, 264, "", ("residual",)),
+        ("linear", 2408, 264, "", ()),
         ("normed_linear", 2405, 264, "", ("norm",)),
         ("normed_linear", 270, 648, "", ("norm",)),
         ("normed_linear", 300, 136, "silu", ("norm",)),
@@ -124,6 +128,72 @@ def test_a_normalised_value_beyond_f16() -> None:
     normed = x / np.sqrt((x * x).mean() + EPS) * 10_000.0
     assert 65_504 < normed.max() < 131_000
     np.testing.assert_allclose(result(call, words)[0], 0.5 * w @ normed, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n", [8, 16, 24])
+def test_what_is_past_the_last_column_counts_for_nothing(n: int) -> None:
+    """Where x is infinite in its last columns it is not so past them, where weights are 0."""
+    call = call_of("linear", n, 264, f32)
+    ir, x = traced(call), np.ones(264)
+    x[-8:] = np.inf
+    arrays = [x, np.full(n * 264, 0.5), None]
+    words = [laid_out(a, r.spec) for a, r in zip(arrays, call.tensors, strict=True)]
+    simulate(ir, words, parameters(call, ir), call.groups)
+    np.testing.assert_array_equal(result(call, words).reshape(-1)[:n], np.inf)
+
+
+@pytest.mark.parametrize(("n", "products"), [(1024, 2), (2048, 4), (3072, 3), (4096, 4)])
+def test_eight_rows_have_half_the_products(n: int, products: int) -> None:
+    """Of groups with 8, 16, 24 and 32 rows: eight are a whole first factor, of 32 columns."""
+    ir = traced(call_of("linear", n, 2048))
+    assert [op for op, *_ in ir.body].count("mma") == products
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "gate", "flight"),
+    [(24, 3592, "", 6), (24, 2048, "silu", 3), (24, 2048, "", 0)],
+)  # fmt: skip
+def test_a_ring_that_is_used_once_asks_for_some_at_a_time(
+    n: int, k: int, gate: str, flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage is asked for once the one `flight` before it is there; else when there is room."""
+    call = call_of("normed_linear" if gate else "linear", n, k, bf16, gate)
+    tile, ir = dict(call.constants)["tile"], traced(call)
+    assert isinstance(tile, Stream) and tile.flight == flight
+    assert tile.stages == -(-k // tile.columns)
+    if flight:
+        nbytes = tile.stage_bytes(2 if gate else 1)
+        assert FLIGHT - nbytes < flight * nbytes <= FLIGHT < tile.stages * nbytes
+    asked: dict[tuple[int, int], list[int]] = {}
+
+    def noted(machine: Any, index: int, group: Any, number: int, box: Any, barriers: int,
+              known: Array) -> None:  # fmt: skip
+        units = [group.barriers.at(barriers, stage).unit for stage in range(tile.stages)]
+        there = [stage for stage, unit in enumerate(units) if known[unit]]
+        assert asked.setdefault((id(group.barriers), number), there) == there
+        send(machine, index, group, number, box, barriers, known)
+
+    monkeypatch.setattr(tma, "send", noted)
+    arrays = [np.ones(r.spec.shape) for r in call.tensors[:-1]]
+    words = [laid_out(a, r.spec) for a, r in zip([*arrays, None], call.tensors, strict=True)]
+    simulate(ir, words, parameters(call, ir), call.groups)
+    assert len(asked) == call.groups * tile.stages
+    for (_, stage), there in asked.items():
+        assert there == [*range(stage - flight + 1 if flight else 0)]
+
+
+def test_a_ring_with_few_on_their_way_may_come_round() -> None:
+    """Of fewer groups than a launch has each takes several blocks."""
+    call = call_of("linear", 24, 3592, f32)
+    (tile,) = (value for name, value in call.constants if name == "tile")
+    assert isinstance(tile, Stream) and tile.flight == 6 and call.groups == 3
+    w = rounded(np.random.default_rng(0).standard_normal((24, 3592)), bf16)
+    for groups in (1, 2):
+        arrays, ir = [np.ones(3592), w.reshape(-1), None], traced(call)
+        words = [laid_out(a, r.spec) for a, r in zip(arrays, call.tensors, strict=True)]
+        simulate(ir, words, parameters(call, ir), groups)
+        got = result(call, words).reshape(-1)[:24]
+        np.testing.assert_allclose(got, 0.5 * w.sum(1), rtol=1e-5, atol=1e-4)
 
 
 def test_which_products_are_streamed() -> None:

@@ -45,7 +45,7 @@ class Stream(Struct, frozen=True):
     """How a group works: outputs of a block, columns of a stage, stages of the ring.
 
     `eights`: of several rows of x, which are in the ring too, how many eights there is room for.
-    `flight`: stages on their way at most, of a ring that each has once; 0: all of them.
+    `flight`: stages on their way at most, of those of a round; 0: all of them.
     """
 
     rows: int
@@ -107,7 +107,7 @@ def _produce(shared: Shares) -> None:
             shared.empty.wait(stage, ring.parity ^ 1)
             if tile.flight:
                 with lang.if_(stage >= tile.flight):
-                    shared.full.wait(stage - tile.flight, 0)
+                    shared.full.wait(stage - tile.flight, ring.parity)
             shared.full.expect(stage, lang.const(nbytes, u32))
             for half in range(shared.halves):
                 row = block * tile.rows + (shared.p["half"] if half else 0)
