@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ import pytest
 import centella as ct
 from centella.backends.cuda.backend import ordered
 from centella.backends.cuda.memory import NOT_READY
-from centella.backends.cuda.reads import FEW, program_on
+from centella.backends.cuda.reads import FEW, bring, program_on
 from centella.dtypes import u32
 from centella.lang import In, Out, ptx
+from centella.simulator.run import simulate
 from centella.specs import Caps
 from tests.emit.test_lang_ptx import assemble_clean, needs_ptxas
 from tests.support.fake_cuda import FakeCuda, installed
@@ -233,6 +235,30 @@ def test_memory_that_nobody_has_read_is_not_written_while_the_device_may_write_t
         assert backend._take_pinned(unread.nbytes).address != unread.address
     addresses = {backend._take_pinned(unread.nbytes).address for _ in range(8)}
     assert unread.address in addresses and not backend._unread
+
+
+@pytest.mark.parametrize("words", [1, 127, 128, 129, FEW // 4])
+def test_what_the_launch_of_a_read_back_copies(fake: Graphs, words: int) -> None:
+    """As it is launched, in the simulator: these words and no others."""
+    taken: list[Any] = []
+
+    def launched(_: Any, groups: int, *more: Any) -> Any:
+        pointer = ctypes.c_void_p.from_address(more[7]).value
+        assert pointer is not None and more[:2] == (1, 1) and more[3:6] == (1, 1, 0)
+        taken.append((groups, more[2], ctypes.string_at(pointer, 32)))
+        return fake.cuLaunchKernel(_, groups, *more)
+
+    fake.driver.cuLaunchKernel = launched
+    bring(None, 1 << 40, 3 << 33, 4 * words, 1)
+    ((groups, threads, struct),) = taken
+    ir = program_on(Caps("ptx", arch="sm_75")).ir
+    assert threads == ir.workgroup
+    np.testing.assert_array_equal(np.frombuffer(struct, np.uint64)[:2], [1 << 40, 3 << 33])
+    number, *parameters = np.frombuffer(struct, np.uint32)[4:]
+    assert number == groups
+    x, y = np.arange(words, dtype=np.uint32), np.zeros(words, np.uint32)
+    simulate(ir, [x, y], np.array(parameters), groups)
+    np.testing.assert_array_equal(y, x)
 
 
 @pytest.mark.devices("cuda")
