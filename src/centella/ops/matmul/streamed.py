@@ -55,7 +55,7 @@ def stream_of(
     found = ring_of(tile, problem, halves, kept, caps)
     if found is None or found.stages < _steps(problem, found) * _turns(problem.n, found.rows):
         return found
-    flight = max(FLIGHT // found.stage_bytes(halves), 1)
+    flight = FLIGHT // found.stage_bytes(halves)
     return replace(found, flight=flight if flight < found.stages else 0)
 
 
