@@ -107,3 +107,12 @@ def test_biases_are_asked_for_before_the_wait(
     assert ir.unawaited.issuperset(asked)
     assert "bias" not in [ir.args[i].name for i in ir.early]
     assert emit_ptx(ir, "sm_90a").count("prefetch") == len(asked)
+
+
+@pytest.mark.parametrize("n", [300, 24])
+def test_a_residual_is_loaded_once_before_the_sums(n: int) -> None:
+    ir = traced(test_streamed.call_of("linear", n, 256, bf16, "", "bias", "residual"))
+    loads = [i for i, (op, _, _, attr) in enumerate(ir.body)
+             if op == "load" and ir.args[attr].name == "residual"]  # fmt: skip
+    assert len(loads) == bf16.per_word
+    assert max(loads) < [op for op, *_ in ir.body].index("mma")
