@@ -28,7 +28,7 @@ from centella.specs import Caps
 
 SHARED = 184 << 10  # bytes of a group; with 112 KB products were slower (benchmarks/LOG.md)
 STAGE = 16 << 10  # bytes of a stage, at most, where it has more than the fewest columns
-FLIGHT = 48 << 10  # bytes on their way to a group whose ring has all of its weights
+FLIGHT = 48 << 10  # bytes in flight to a group whose ring has room for all of its weights
 FEWEST, WIDEST = DEPTH * WARPS, 512  # columns of a stage
 LEAST = 2  # stages, of which one is filled while the other is read
 MOST_ROWS = 80  # of a stage

@@ -45,7 +45,7 @@ class Stream(Struct, frozen=True):
     """How a group works: outputs of a block, columns of a stage, stages of the ring.
 
     `eights`: of several rows of x, which are in the ring too, how many eights there is room for.
-    `flight`: stages on their way at most, of those of a round; 0: all of them.
+    `flight`: stages in flight at most, of those of a round of the ring; 0: no limit.
     """
 
     rows: int
