@@ -6,6 +6,7 @@ CUDA driver; the arrays that go into and come out of the CPU and the simulator.
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -205,6 +206,15 @@ class WebGpuShim(Shim):
         return {"copies": 1, "copy_bytes": n}
 
 
+class Arguments(ctypes.Structure):
+    """What the launch of a read-back is given."""
+
+    _fields_ = (
+        ("source", ctypes.c_uint64), ("target", ctypes.c_uint64), ("groups", ctypes.c_uint32),
+        ("words", ctypes.c_uint32),
+    )  # fmt: skip
+
+
 class CudaShim(Shim):
     """The functions of the CUDA driver; launches that a graph was captured with run with it."""
 
@@ -228,7 +238,10 @@ class CudaShim(Shim):
         self.around(driver, "cuGraphLaunch", lambda g, _: {"launches": self._graphs[int(g)]})
         self.around(self.backend, "submit", self.submitted, after=True)
 
-    def _launch(self, *_: Any) -> dict[str, int]:
+    def _launch(self, function: Any, *rest: Any) -> dict[str, int]:
+        if function is self.backend._reader:  # of a plan it is none: it brings bytes back
+            struct = ctypes.c_uint64.from_address(rest[8]).value
+            return {"bytes_back": 4 * Arguments.from_address(struct).words}
         self._captured += self._capturing
         return {"launches": int(not self._capturing)}
 

@@ -165,7 +165,8 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
         READ,
     ),
     "sums of one row are read": (
-        of_one_row, streamed_kernel, [("meeting()\n        outputs.store(", "outputs.store(")], WRITTEN,
+        of_one_row, streamed_kernel,
+        [("meeting()\n        outputs.store(", "outputs.store(")], WRITTEN,
     ),
     "a stage of one row is released": (
         of_one_row, streamed_kernel, [(RELEASE, ""), (OF_LINES, RELEASE + OF_LINES)], COMES,

@@ -56,9 +56,15 @@ class CudaBackend(CudaMemory):
         self._dead_graphs: deque[Any] = deque()
         self._stamps: Stamps | None = None  # of the last submission that was timed
         self._dead_stamps: deque[list[Any]] = deque()
-        self._reader: Any = None  # the function of read-backs of a few bytes, behind graphs
         driver_version = int(check(driver.cuDriverGetVersion()))
         self._overlaps = overlaps(self.caps.arch) and driver_version >= CAPTURES_OVERLAPS
+        try:  # loaded before there is work, which a driver may wait for
+            self._reader: Any = self.compile(program_on(self.caps)).function
+            with self.current():
+                load(self._reader)
+        except BaseException:
+            self.close()
+            raise
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -172,9 +178,6 @@ class CudaBackend(CudaMemory):
         with self._lock, self.current():
             while self._dead_graphs:
                 driver.cuGraphExecDestroy(self._dead_graphs.popleft())
-            if self._reader is None:  # not once a graph is on its way: a driver may wait for that
-                self._reader = self.compile(program_on(self.caps)).function
-                load(self._reader)
             return Graph(
                 own,
                 partial(self._launch, work, own, None, self._overlaps),
