@@ -188,14 +188,6 @@ NAMED: dict[str, dict[str, Any]] = {  # by the first cell of a table's head
 BEAMS = ("five beams beside greedy, large-v3, times as long", "the same, large-v3-turbo")
 BEAM, SEVERAL = "beam 5, a window's text", "encode on several, f16"
 MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and beside whom
-    "0.6B, one sequence, tokens/s": [("h200-generate", GREEDY, ("0.6b", 1), "cuda bf16")],
-    "4B, one sequence, two hosts, tokens/s": [
-        (run, GREEDY, ("4b", 1), "cuda bf16") for run in ("h200-generate", "h200-generate-earlier")
-    ],
-    "4B, prompt of 512 tokens, two hosts, ms": [
-        (run, "prefill 512", ("4b", 1), "cuda bf16")
-        for run in ("h200-generate", "h200-generate-earlier")
-    ],
     "4B, 16 sequences, tokens/s": [("h200-batches-4b", AFTER, ("4b", 16), "cuda bf16")],
     "4B, 64 sequences, tokens/s": [("h200-batches-4b", AFTER, ("4b", 64), "cuda bf16")],
     "WebGPU, 4B and 0.6B, tokens/s": [
