@@ -93,8 +93,8 @@ class Share(Row):
             with lang.if_(self._rank == 0):
                 self._there.send(FIRST, self._sent_step, 0, [step.get()], me)
         self._there.wait(FIRST, 0)
-        self.step = self._sent_step[0]
-        self.top = reduce(lang.maximum, [self._tops[n] for n in range(GROUPS)])
+        self.step: Any = self._sent_step[0]
+        self.top: Any = reduce(lang.maximum, [self._tops[n] for n in range(GROUPS)])
         for chunk in lang.range(lang.const(self._chunks, u32)):
             first, place = self._first(chunk), self._place(chunk)
             self._held.store(place, [

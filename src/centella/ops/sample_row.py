@@ -50,18 +50,28 @@ class Row:
         self, row: Operand, logits: Argument, settings: Argument, counts: Argument,
         steps: Argument, slots: Argument | None, chunk: bool,
     ) -> None:  # fmt: skip
-        self.logits, self.counts, self.steps, self.row = logits, counts, steps, row
+        self.logits: Argument = logits
+        self.counts: Argument = counts
+        self.steps: Argument = steps
+        self.row: Operand = row
+        self.chunk: bool = chunk
         self.slot: Any = row if slots is None else lang.bitcast(slots[row], u32)
-        self.columns, self.chunk = lang.parameter("columns", u32), chunk
-        numbers = [settings[self.slot, j] for j in range(len(SETTINGS))]
-        (temperature, self.top_k, self.top_p, self.gap, self.repetition, self.frequency,
-         self.presence) = numbers  # fmt: skip
-        self.penalised = (self.repetition != 1.0) | (self.frequency != 0.0) | (self.presence != 0.0)
-        self.random = temperature > 0.0
-        self.cold = 1.0 / lang.select(self.random, temperature, 1.0)
+        self.columns: Any = lang.parameter("columns", u32)
+        each = (settings[self.slot, j] for j in range(len(SETTINGS)))
+        temperature = next(each)
+        self.top_k: Expr = next(each)
+        self.top_p: Expr = next(each)
+        self.gap: Expr = next(each)
+        self.repetition: Expr = next(each)
+        self.frequency: Expr = next(each)
+        self.presence: Expr = next(each)
+        rate = (self.frequency != 0.0) | (self.presence != 0.0)
+        self.penalised: Any = (self.repetition != 1.0) | rate
+        self.random: Any = temperature > 0.0
+        self.cold: Any = 1.0 / lang.select(self.random, temperature, 1.0)
         self.top: Any = None
         self.step: Any = None
-        self.bins = lang.shared(u32, 2 * BINS)  # empty between histograms
+        self.bins: Any = lang.shared(u32, 2 * BINS)  # empty between histograms
         self._blocks, self._chosen = lang.shared(u32, 2 * BINS // BLOCK), lang.shared(u32, 4)
         self.empty(2)
 

@@ -6,7 +6,8 @@ from centella.check.cases.case import Case
 from centella.dtypes import bf16, dtype_of, f16
 from centella.ops.matmul import skinny
 from centella.ops.matmul.mma import mma_tile_of
-from centella.ops.matmul.streamed_kernel import CONSUMERS, WARPGROUP
+from centella.ops.matmul.one_row import CONSUMERS
+from centella.ops.matmul.streamed_kernel import WARPGROUP
 from centella.ops.matmul.table import TILES
 from centella.ops.matmul.tiled import tile_of
 from centella.ops.matmul.wgmma_tiles import WGMMA_TILES

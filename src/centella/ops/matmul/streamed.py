@@ -12,18 +12,10 @@ from centella.op.variant import Variant
 from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.normed_kernel import product_of
+from centella.ops.matmul.one_row import DEPTH, EIGHT, LAYER, RMS, SUMS
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
-from centella.ops.matmul.streamed_kernel import (
-    DEPTH,
-    EIGHT,
-    LAYER,
-    RMS,
-    SUMS,
-    WARPS,
-    Stream,
-    kernel,
-)
+from centella.ops.matmul.streamed_kernel import WARPS, Stream, kernel
 from centella.specs import Caps
 
 SHARED = 184 << 10  # bytes of a group; with 112 KB products were slower (benchmarks/LOG.md)

@@ -25,20 +25,16 @@ from typing import Any
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import bf16, f32, u32
+from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
+from centella.ops.matmul.one_row import CONSUMERS, DEPTH, EIGHT, SUMS, Row
 from centella.ops.ring import Ring
-from centella.ops.rows import QUAD, WARP, fold, over_lanes
+from centella.ops.rows import QUAD, WARP, fold
 
-EIGHT, DEPTH = 8, 16
 WARPGROUP = 128
-CONSUMERS = 256  # threads that multiply
 WARPS = CONSUMERS // WARP
-HIGH = 0xFFFF0000
-MOST = 65504.0  # of f16
-SUMS, RMS, LAYER = "sums", "rms", "layer"  # norms: a factor of sums; x is divided first
 
 
 class Stream(Struct, frozen=True):
@@ -146,152 +142,18 @@ def bring_both(
     lang.ptx.launch_dependents()
 
 
-class Normed:
-    """One row of x in the registers of a group's consumers, normalised.
+class Line:
+    """A warp's sums for sixteen rows of W; for the last eight, if `narrow`.
 
-    Each warp leaves what it adds up of x: squares; of a layer norm first x, then squares.
-    """
-
-    def __init__(self, capacity: int, kind: str, threads: int = CONSUMERS) -> None:
-        self.kind: str = kind
-        self.capacity: int = capacity
-        self.threads: int = threads
-        self._warps = threads // WARP
-        self._totals = lang.shared(f32, 2 * self._warps)
-
-    def chunks(self, me: Any) -> list[Any]:
-        """The chunks of this thread."""
-        return [me + base for base in range(0, self.capacity // EIGHT, self.threads)]
-
-    def vectors(self, me: Any, vector: Any, k: Any) -> list[list[Any]]:
-        """This thread's values of the norm's weight, or of its shift."""
-        per, values = vector.dtype.per_chunk, []
-        for chunk in self.chunks(me):
-            at = lang.minimum(chunk * EIGHT, k - EIGHT)
-            values.append([v for j in range(0, EIGHT, per) for v in vector.load(at + j)])
-        return values
-
-    def bits(self, me: Any, x: Any, k: Any) -> list[list[Any]]:
-        """This thread's words of x; past the end the last ones again."""
-        return [x.load_bits(lang.minimum(c * EIGHT, k - EIGHT)) for c in self.chunks(me)]
-
-    def values(
-        self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
-    ) -> list[list[Any]]:  # fmt: skip
-        """This thread's values of x, normalised by what all of a group add up."""
-        inside = [c * EIGHT < k for c in self.chunks(me)]
-        values = [x.unpack(bits) for bits in self.bits(me, x, k)]
-        if self.kind == SUMS:
-            self._add(me, values, inside, 0, squared=True)
-        elif self.kind:
-            values = self._divided(me, values, inside, x[0], k, meet)
-        for vector, combine in zip(vectors, (operator.mul, operator.add), strict=False):
-            values = [list(map(combine, *pair)) for pair in zip(values, vector, strict=True)]
-        return values
-
-    def _divided(
-        self, me: Any, values: list[list[Any]], inside: list[Any], first: Any, k: Any,
-        meet: Callable[[], None],
-    ) -> list[list[Any]]:  # fmt: skip
-        """Values times the factor of the norm; of a layer norm less their mean.
-
-        What is added up for the mean is their distance to the first: of equal digits nothing is
-        left to be rounded.
-        """
-        if self.kind == LAYER:
-            values = [[v - first for v in eight] for eight in values]
-            self._add(me, values, inside, self._warps, squared=False)
-            meet()
-            mean = self._added(self._warps) / lang.cast(k, f32)
-            values = [[v - mean for v in eight] for eight in values]
-        self._add(me, values, inside, 0, squared=True)
-        meet()
-        factor = self.factor(k)
-        return [[v * factor for v in eight] for eight in values]
-
-    def _add(
-        self, me: Any, values: list[list[Any]], inside: list[Any], at: int, squared: bool
-    ) -> None:
-        """Leave what a warp adds up."""
-        total = lang.const(0.0, f32)
-        for eight, counts in zip(values, inside, strict=True):
-            for value in eight:
-                other = lang.select(counts, value if squared else 1.0, 0.0)
-                total = lang.fma(value, other, total)
-        total = over_lanes(total, WARP, falling=True)
-        with lang.if_(me % WARP == 0):
-            self._totals[me // WARP + at] = total
-
-    def _added(self, at: int) -> Any:
-        """What all warps have left."""
-        total = self._totals[at]
-        for i in range(1, self._warps):
-            total = total + self._totals[i + at]
-        return total
-
-    def factor(self, k: Any) -> Any:
-        """1 / sqrt(mean of squares + eps)."""
-        mean = self._added(0) * lang.ptx.reciprocal(lang.cast(k, f32))
-        return lang.ptx.rsqrt(mean + lang.parameter("eps", f32))
-
-
-class _Row:
-    """x in shared memory: a line of chunks for each column of the second factor."""
-
-    def __init__(self, x: Any, capacity: int, kind: str) -> None:
-        self.normed = Normed(capacity, kind)
-        self.kind, self.capacity, self.columns = kind, capacity, 2 if kind else 1
-        self.pitch = capacity // EIGHT + 1  # for banks of their own
-        chunks = -(-self.columns * self.pitch // EIGHT) * EIGHT
-        self._tile = lang.ptx.SharedTile(x.dtype, (chunks, EIGHT))
-
-    def fill(
-        self, me: Any, x: Any, k: Any, vectors: list[list[list[Any]]], meet: Callable[[], None]
-    ) -> None:  # fmt: skip
-        """Write this thread's chunks of x."""
-        chunks = self.normed.chunks(me)
-        if self.kind:
-            lines = [_two(eight, x) for eight in self.normed.values(me, x, k, vectors, meet)]
-        else:
-            lines = [[bits] for bits in self.normed.bits(me, x, k)]
-        for chunk, columns in zip(chunks, lines, strict=True):
-            counts = chunk * EIGHT < k
-            with lang.if_(chunk < self.capacity // EIGHT):
-                for c, words in enumerate(columns):
-                    words = [lang.select(counts, word, 0) for word in words]
-                    self._tile.memory.store_chunk(chunk + c * self.pitch, words)
-
-    def start(self, lane: Any, share: int) -> Any:
-        """This lane's chunk of the second factors of a warp's first 32 columns of W, or sixteen.
-
-        A factor of sixteen has x in its first columns; of 32 columns the first factor has in its
-        next ones what is sixteen further (see `_Line`).
-
-        Args:
-            share: columns that a warp has of a stage.
-        """
-        eight, column = lane // EIGHT, lane % EIGHT
-        start = eight + column % self.columns * self.pitch
-        if share > DEPTH:
-            start = start + lang.select(eight < 2, column // self.columns % 2 * 2, 0)
-        return start
-
-    def load(self, chunk: Any, widths: list[Any]) -> None:
-        """The next factors from a lane's chunk on."""
-        lang.ptx.ldmatrix(self._tile, chunk, *widths)
-
-
-class _Line:
-    """What a warp adds up of sixteen rows of W; of the last eight, where `narrow`.
-
-    Then sixteen columns are the upper rows of the first factor and the next sixteen the lower ones,
-    whose products with the columns of the second that have the same of x are what counts.
+    The lower half of a narrow first factor is the same eight rows, 16 columns further. The upper
+    half counts with x in the second factor, the lower half with x 16 columns further; the other
+    two combinations are computed and ignored.
     """
 
     def __init__(
         self, shared: Shares, number: int, column: Any, lane: Any, narrow: bool, chains: int
     ) -> None:  # fmt: skip
-        self.narrow = narrow
+        self.narrow: bool = narrow
         self._ring = shared.ring
         self._sums = [lang.ptx.Fragment(f32, (16, 8)) for _ in range(chains)]
         eight, row = lane // EIGHT, lane % (EIGHT if narrow else DEPTH)
@@ -299,12 +161,17 @@ class _Line:
         self._start = _chunk(shared, column // EIGHT + across, row + number * DEPTH)
 
     def clear(self) -> None:
-        """Of nothing."""
+        """Begin a block of outputs."""
         for fragment in self._sums:
             fragment.fill(0.0)
 
     def multiply(self, slot: Any, height: Any, sixteen: int, width: Any) -> None:
-        """Add the products of sixteen columns, or of 32: of which the first is `sixteen`'s."""
+        """Add the products of 16 columns of a stage; if narrow, of 32 for every other sixteen.
+
+        Args:
+            slot: the stage, in chunks; height: a first factor to load; sixteen: which columns.
+            width: the second factor of these columns.
+        """
         if self.narrow and sixteen % 2:
             return
         number = sixteen // 2 if self.narrow else sixteen
@@ -313,10 +180,10 @@ class _Line:
         lang.ptx.mma_sync(self._sums[number % len(self._sums)], height, width)
 
     def totals(self, columns: int) -> list[Any]:
-        """Of row lane / 4, and of the one eight further, where there is; right where lane % 4 = 0.
+        """The sums of row lane / 4, and of the row eight further if not narrow, where lane % 4 = 0.
 
         Args:
-            columns: of the second factor.
+            columns: of the second factor that x has.
         """
         four = [fold([f[i] for f in self._sums], operator.add) for i in range(4)]
         if not self.narrow:
@@ -328,19 +195,6 @@ class _Line:
         return [own + lang.shuffle_xor(own, 1)]
 
 
-def _two(values: list[Any], x: Any) -> list[list[Any]]:
-    """f32 numbers as two lists of words: 16 bits of each, and what is left, rounded.
-
-    Of f16 the first is at most the largest that there is: twice that is still right.
-    """
-    if x.dtype is bf16:
-        cut = [lang.bitcast(lang.bitcast(v, u32) & HIGH, f32) for v in values]
-    else:
-        cut = x.unpack(x.pack([lang.minimum(lang.maximum(v, -MOST), MOST) for v in values]))
-    left = [lang.select(v == c, 0.0, v - c) for v, c in zip(values, cut, strict=True)]
-    return [x.pack(cut), x.pack(left)]
-
-
 def _streamed(
     *, tile: Stream, depth: int, kind: str, gated: bool, activation: str, x: Argument, w: Argument,
     y: Argument, **extra: Argument,
@@ -348,7 +202,7 @@ def _streamed(
     lang.ptx.resident(2)
     halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
-    row = _Row(x, shared.steps * tile.columns, kind)
+    row = Row(x, shared.steps * tile.columns, kind)
     sixteens = tile.sixteens(halves)
     scratch = lang.shared(f32, 2 * WARPS * sixteens * DEPTH)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
@@ -358,7 +212,7 @@ def _streamed(
 
 
 def _consume(
-    shared: Shares, row: _Row, scratch: Any, sixteens: int, activation: str, x: Any, y: Any,
+    shared: Shares, row: Row, scratch: Any, sixteens: int, activation: str, x: Any, y: Any,
     extra: dict[str, Any],
 ) -> None:  # fmt: skip
     tile, p = shared.tile, shared.p
@@ -378,7 +232,7 @@ def _consume(
     for number in range(sixteens):
         narrow = odd and number == sixteens - 1
         own = min(chains, share // DEPTH // (2 if narrow else 1))
-        lines.append(_Line(shared, number, warp * share, lane, narrow, own))
+        lines.append(Line(shared, number, warp * share, lane, narrow, own))
     start = row.start(lane, share) + warp * (share // EIGHT)
     height = lang.ptx.Fragment(x.dtype, (16, 16))
     widths = [lang.ptx.Fragment(x.dtype, (16, 8)) for _ in range(min(2, share // DEPTH))]
@@ -437,7 +291,7 @@ class _Outputs:
     """This thread's outputs of a block: a word of y, or none."""
 
     def __init__(
-        self, shared: Shares, row: _Row, me: Any, activation: str, y: Any, extra: dict[str, Any]
+        self, shared: Shares, row: Row, me: Any, activation: str, y: Any, extra: dict[str, Any]
     ) -> None:  # fmt: skip
         self.shared, self.row, self.y = shared, row, y
         self._activation, self._extra = activation, extra

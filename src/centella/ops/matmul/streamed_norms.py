@@ -32,16 +32,8 @@ from typing import Any
 
 from centella import lang
 from centella.dtypes import DType, f16, f32, u32
-from centella.ops.matmul.streamed_kernel import (
-    CONSUMERS,
-    DEPTH,
-    EIGHT,
-    HIGH,
-    LAYER,
-    RMS,
-    WARPS,
-    Stream,
-)
+from centella.ops.matmul.one_row import CONSUMERS, DEPTH, EIGHT, HIGH, LAYER, RMS
+from centella.ops.matmul.streamed_kernel import WARPS, Stream
 from centella.ops.rows import QUAD, WARP, over_lanes
 
 FRAGMENTS = 10  # of sums, that a thread has registers for

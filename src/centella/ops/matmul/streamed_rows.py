@@ -26,6 +26,7 @@ from centella.op.variant import Variant
 from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
 from centella.ops.matmul.normed import JOINED_ROWS, NormedAttrs
 from centella.ops.matmul.normed_kernel import product_of
+from centella.ops.matmul.one_row import CONSUMERS, DEPTH, EIGHT, LAYER, RMS
 from centella.ops.matmul.problem import THIN
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.streamed import (
@@ -37,11 +38,6 @@ from centella.ops.matmul.streamed import (
     ring_of,
 )
 from centella.ops.matmul.streamed_kernel import (
-    CONSUMERS,
-    DEPTH,
-    EIGHT,
-    LAYER,
-    RMS,
     WARPGROUP,
     WARPS,
     Shares,

@@ -34,7 +34,8 @@ from centella.dtypes import f32, i8, i32, u8, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
-from centella.ops.matmul.streamed_kernel import EIGHT, SUMS, Normed, meet
+from centella.ops.matmul.one_row import EIGHT, SUMS, Normed
+from centella.ops.matmul.streamed_kernel import meet
 from centella.ops.matmul.streamed_rows import PAD, Sums
 from centella.ops.quant.beside import Beside, Row
 from centella.ops.quant.format import GROUP, RUN, SYMBOLS, Levels

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import DType, bf16, f16, f32, u32
-from centella.ops.matmul.streamed_kernel import DEPTH, EIGHT
+from centella.ops.matmul.one_row import DEPTH, EIGHT
 from centella.ops.quant.beside import Beside, BesidePlane, Row, beside_of, rows_follow
 from centella.ops.quant.format import CHUNK, GROUP, RUN, Cores, Format, Run
 from centella.ops.ring import Ring

@@ -25,9 +25,10 @@ from centella.lang.memory import Argument
 from centella.op.op import Form
 from centella.op.variant import Variant
 from centella.ops.layout import rows_of
+from centella.ops.matmul.one_row import EIGHT
 from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, outputs_of
-from centella.ops.matmul.streamed_kernel import EIGHT, WARPGROUP, meet
+from centella.ops.matmul.streamed_kernel import WARPGROUP, meet
 from centella.ops.matmul.streamed_rows import PAD, Rows, Sums, store
 from centella.ops.quant.beside import Beside, Row, words_of
 from centella.ops.quant.format import GROUP, RUN, SYMBOLS
