@@ -14,8 +14,9 @@ import centella as ct
 from centella.dtypes import f32, i32
 from centella.emit.program import Call
 from centella.errors import LimitError, SimulationError
+from centella.lang.ptx.clusters import MOST_GROUPS
 from centella.op.op import get
-from centella.ops import sample
+from centella.ops import sample, sample_cluster
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from centella.tensors.tensor import apply_all
@@ -102,9 +103,16 @@ def normal(rows: int, columns: int, width: float = 3.0) -> Array:
 
 
 @pytest.mark.parametrize("settings", [EVERY, MORE], ids=["every", "more"])
-@pytest.mark.parametrize("columns", [1, 5, 1003, 8192, 16_385, 32_003])
+@pytest.mark.parametrize(
+    "columns",
+    [5, 1003, 16_385, *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 8192, 32_003))],
+)
 def test_all_settings(columns: int, settings: Array) -> None:
     request(normal(len(settings), columns), settings).check()
+
+
+def test_any_gpu_with_clusters_runs_one() -> None:
+    assert sample_cluster.GROUPS == MOST_GROUPS
 
 
 @pytest.mark.parametrize("caps", [SIMULATOR, CAPS], ids=["256 threads", "1024 threads"])

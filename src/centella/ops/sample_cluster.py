@@ -22,13 +22,13 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.lang.ptx.clusters import MOST_GROUPS as GROUPS
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
 from centella.ops.sample_row import BINS, LEVELS, NONE, Row, SampleAttrs, draw, launch, threads_of
 from centella.specs import Caps
 
+GROUPS = 8  # of a cluster: as many as any GPU with clusters runs
 WIDTH = 4  # logits of a chunk
 LONG = 16_384  # logits of a row that is worth a cluster
 MANY = 132 // GROUPS  # sequences whose clusters a large GPU has room for
