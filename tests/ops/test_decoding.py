@@ -110,22 +110,25 @@ def test_a_layer_norm_before_a_product(rows: int, k: int, dtype: str) -> None:
 
 
 def step(heads: int, capacity: int, dim: int, dtype: DType, starts: list[int]) -> Given:
-    """Operands of a step in a cache, whose content past the lengths is NaN."""
+    """Operands of a step in a cache, whose content from the starts on is NaN."""
     rng, b = np.random.default_rng(dim), len(starts)
     caches = rng.standard_normal((2, b, heads, capacity, dim))
     for row, start in enumerate(starts):
-        caches[:, row, :, start + 1 :] = np.nan
+        caches[:, row, :, start:] = np.nan
     rows = rng.standard_normal((3, b, heads, 1, dim))
     floats = [(a, dtype) for a in (*caches, *rows)]
     return [*floats, (np.array(starts, np.int32), i32)]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize(("capacity", "dim"), [(448, 64), (7, 24), (300, 128), (1024, 8)])
+@pytest.mark.parametrize(
+    ("capacity", "dim"), [(448, 64), (7, 24), (300, 128), (1024, 8), (256, 16)]
+)
 def test_a_step_in_a_short_cache(capacity: int, dim: int, dtype: str) -> None:
-    kind = dtype_of(dtype)
+    """The last position that there is, none, the first, one in the middle."""
+    kind, starts = dtype_of(dtype), [capacity - 1, capacity, 0, 3]
     near = max(4 * kind.epsilon, 1e-5)
-    check("cache_attend", step(2, capacity, dim, kind, [capacity - 1, 3]), near, scale=dim**-0.5)
+    check("cache_attend", step(2, capacity, dim, kind, starts), near, scale=dim**-0.5)
 
 
 def turned(

@@ -8,13 +8,16 @@ Here a group has a head: so caches are short, and each head of queries has keys 
 is written past the capacity, as in `cache_write`.
 
 A thread has a key at a time for the scores, which it keeps; then a chunk of the head and every so
-many values.
+many values. What earlier steps have written is loaded first, on Hopper before the launches before
+this one are over; the step's own key and value are read in workgroup memory. So nothing that a
+launch writes is read in it.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,7 @@ from centella.dtypes import Array, f32, i32, narrow, u32, widen
 from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.kernel_params import signature
-from centella.lang.memory import Argument
+from centella.lang.memory import Argument, Shared
 from centella.lang.values import Expr, Operand
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Lowered, Op, Out
@@ -40,6 +43,7 @@ THREADS = 256
 MOST_DIM = 128  # elements of a head
 MOST_KEYS = 1024  # positions of a sequence
 TOGETHER = 4  # values that a thread loads at once
+MOST_WORDS = 64  # of keys that a thread has registers for
 
 
 def fits(dim: int, capacity: int, itemsize: int) -> bool:
@@ -64,30 +68,33 @@ def _attend(
     rows = {n: _place(n, b, head) for n in ("q", "k", "v", "kc", "vc")}
     key_pitch, value_pitch = lang.parameter("kc2", u32), lang.parameter("vc2", u32)
     position = lang.bitcast(starts[b], u32)
-    query = lang.shared(f32, dim)
+    past = lang.minimum(position, capacity)  # keys of earlier steps
+    length = lang.minimum(position + 1, capacity)
+    cached = _Keys(keys, rows["kc"], key_pitch, dim, team.items, past)
+    sums = _Values(values, rows["vc"], value_pitch, dim, past)
+    if early:
+        lang.ptx.await_launches()
+    query, key, value = (lang.shared(f32, dim) for _ in range(3))
     with lang.if_(me < dim // per):
-        factor = lang.parameter("scale", f32)
-        scaled = [x * factor for x in q.load(rows["q"] + me * per)]
-        for e in range(0, per, 4):
-            query.store(me * per + e, scaled[e : e + 4])
+        at, factor = me * per, lang.parameter("scale", f32)
+        new = [k.load_bits(rows["k"] + at), v.load_bits(rows["v"] + at)]
+        _put(query, at, [x * factor for x in q.load(rows["q"] + at)])
+        _put(key, at, k.unpack(new[0]))
+        _put(value, at, v.unpack(new[1]))
         with lang.if_(position < capacity):
-            keys.store(rows["kc"] + position * key_pitch + me * per, k.load(rows["k"] + me * per))
-            values.store(
-                rows["vc"] + position * value_pitch + me * per, v.load(rows["v"] + me * per)
-            )
+            keys.store(rows["kc"] + position * key_pitch + at, k.unpack(new[0]))
+            values.store(rows["vc"] + position * value_pitch + at, v.unpack(new[1]))
     lang.barrier()
 
-    length = lang.minimum(position + 1, capacity)
     row = Row(team, 1, length, lang.const(1, u32))
 
     def score(item: Item) -> Any:
-        chains = [lang.const(0.0, f32)] * 4
-        for first in range(0, dim, per):
-            loaded = keys.load(rows["kc"] + item.column * key_pitch + first)
-            for e in range(0, per, 4):
-                pairs = zip(loaded[e : e + 4], query.load(first + e), chains, strict=True)
-                chains = [lang.fma(x, y, total) for x, y, total in pairs]
-        return fold(chains, operator.add)
+        total = lang.var(0.0)
+        with lang.if_(item.column == position):
+            total.set(_dot(query, key.load, range(0, dim, 4)))
+        with lang.else_():
+            total.set(cached.score(query, item))
+        return total.get()
 
     scores = row.kept(score)
     top = row.total(lambda item: [scores(item)], LOWEST, "max")
@@ -97,41 +104,128 @@ def _attend(
     for item in row.items():
         weights[me + item.index * THREADS] = weigh(item)
     lang.barrier()
-    to = _place("y", b, head), y
-    _sum(dim, rows["vc"], value_pitch, length, weights, values, to, whole)
+    own = value, position, position < capacity
+    sums.store(weights, own, (_place("y", b, head), y), whole)
 
 
-def _sum(
-    dim: int, line: Any, pitch: Any, length: Any, weights: Any, values: Any, to: tuple[Any, Any],
-    whole: Any,
-) -> None:  # fmt: skip
-    """The weighed values, which teams add up for every so many keys, over their weights' sum."""
-    me, per = lang.local_id(), values.dtype.per_chunk
-    lanes = dim // per
-    teams = THREADS // lanes
-    team, lane = me // lanes, me % lanes
-    parts = lang.shared(f32, teams * dim)
-    with lang.if_(team < teams):
+def _put(memory: Shared, at: Operand, values: list[Any]) -> None:
+    """Write a chunk of a row to workgroup memory."""
+    for e in range(0, len(values), 4):
+        memory.store(at + e, values[e : e + 4])
+
+
+def _dot(query: Shared, load: Callable[[Any], list[Any]], columns: range) -> Any:
+    """The product of the query with a row, of which `load` gives what is at a column."""
+    chains: list[Any] = [lang.const(0.0, f32)] * 4
+    for first in columns:
+        loaded = load(first)
+        for e in range(0, len(loaded), 4):
+            pairs = zip(loaded[e : e + 4], query.load(first + e), chains, strict=True)
+            chains = [lang.fma(x, y, total) for x, y, total in pairs]
+    return fold(chains, operator.add)
+
+
+class _Keys:
+    """Cached keys of a thread: those that it has registers for are loaded at once."""
+
+    def __init__(
+        self, source: Argument, start: Any, pitch: Any, dim: int, items: int, past: Any
+    ) -> None:  # fmt: skip
+        self._source, self._start, self._pitch = source, start, pitch
+        self._columns = range(0, dim, source.dtype.per_chunk)
+        words = 4 * len(self._columns)
+        self._ahead: list[list[Any]] = []
+        for index in range(min(items, MOST_WORDS // words)):
+            column = lang.local_id() + index * THREADS
+            kept = lang.vars(u32, words)
+            with lang.if_(column < past):
+                for n, first in enumerate(self._columns):
+                    loaded = source.load_bits(self._at(column) + first)
+                    for var, word in zip(kept[4 * n : 4 * n + 4], loaded, strict=True):
+                        var.set(word)
+            self._ahead.append(kept)
+
+    def _at(self, column: Any) -> Any:
+        return self._start + column * self._pitch
+
+    def score(self, query: Shared, item: Item) -> Any:
+        """The product with the query of the key that an item is."""
+        per = self._source.dtype.per_chunk
+
+        def load(first: int) -> list[Any]:
+            if item.index >= len(self._ahead):
+                return self._source.load(self._at(item.column) + first)
+            n = 4 * (first // per)
+            words = self._ahead[item.index][n : n + 4]
+            return self._source.unpack([w.get() for w in words])
+
+        return _dot(query, load, self._columns)
+
+
+class _Values:
+    """Cached values: a team of threads has a row at a time, the first TOGETHER loaded at once."""
+
+    def __init__(self, source: Argument, start: Any, pitch: Any, dim: int, past: Any) -> None:
+        self._source, self._start, self._pitch = source, start, pitch
+        self._dim, self._past, self._per = dim, past, source.dtype.per_chunk
+        lanes = dim // self._per
+        self._teams = THREADS // lanes
+        self._team, self._lane = lang.local_id() // lanes, lang.local_id() % lanes
+        self._ahead = [lang.vars(u32, 4) for _ in range(TOGETHER)]
+        for key, kept in zip(self._next(self._team), self._ahead, strict=True):
+            with lang.if_((key < past) & (self._team < self._teams)):
+                for var, word in zip(kept, self._bits(key), strict=True):
+                    var.set(word)
+
+    def _next(self, first: Any) -> list[Any]:
+        return [first + n * self._teams for n in range(TOGETHER)]
+
+    def _bits(self, key: Any) -> list[Any]:
+        return self._source.load_bits(self._start + key * self._pitch + self._lane * self._per)
+
+    def store(
+        self, weights: Shared, own: tuple[Shared, Any, Any], to: tuple[Any, Any], whole: Any
+    ) -> None:  # fmt: skip
+        """Write the weighed values, which teams add up for every so many keys, over their weights.
+
+        Threads of a team have a chunk of the head each.
+
+        Args:
+            own: the step's value, its position, and whether that is in the cache.
+            to: where the result begins, and of what.
+        """
+        me, per, dim = lang.local_id(), self._per, self._dim
+        parts = lang.shared(f32, self._teams * dim)
         sums = lang.vars(f32, per, init=0.0)
-        for first in lang.range(team, length, teams * TOGETHER):
-            ahead = [first + n * teams for n in range(TOGETHER)]
-            inside = [lang.minimum(key, length - 1) for key in ahead]
-            loaded = [values.load(line + key * pitch + lane * per) for key in inside]
-            for key, at, row in zip(ahead, inside, loaded, strict=True):
-                weight = lang.select(key < length, weights[at], 0.0)
-                for total, value in zip(sums, row, strict=True):
+
+        def add(keys: list[Any], rows: list[list[Any]]) -> None:
+            for key, row in zip(keys, rows, strict=True):
+                at = lang.minimum(key, weights.words - 1)
+                weight = lang.select(key < self._past, weights[at], 0.0)
+                for total, value in zip(sums, self._source.unpack(row), strict=True):
                     total.set(lang.fma(weight, value, total))
-        for e in range(0, per, 4):
-            parts.store(team * dim + lane * per + e, [s.get() for s in sums[e : e + 4]])
-    lang.barrier()
-    start, y = to
-    word = y.dtype.per_word
-    with lang.if_(me < dim // word):
-        out = []
-        for e in range(word):
-            each = [parts[n * dim + me * word + e] for n in range(teams)]
-            out.append(fold(each, operator.add) / whole)
-        y.store(start + me * word, out)
+
+        with lang.if_(self._team < self._teams):
+            add(self._next(self._team), [[w.get() for w in kept] for kept in self._ahead])
+            step = self._teams * TOGETHER
+            for first in lang.range(self._team + step, self._past, step):
+                keys = self._next(first)
+                add(keys, [self._bits(lang.minimum(key, self._past - 1)) for key in keys])
+            value, position, inside = own
+            with lang.if_(inside & (position % self._teams == self._team)):
+                for e in range(per):
+                    column = self._lane * per + e
+                    sums[e].set(lang.fma(weights[position], value[column], sums[e]))
+            _put(parts, self._team * dim + self._lane * per, [s.get() for s in sums])
+        lang.barrier()
+        start, y = to
+        word = y.dtype.per_word
+        with lang.if_(me < dim // word):
+            out = []
+            for e in range(word):
+                each = [parts[n * dim + me * word + e] for n in range(self._teams)]
+                out.append(fold(each, operator.add) / whole)
+            y.store(start + me * word, out)
 
 
 def _place(name: str, b: Operand, head: Operand) -> Expr:
