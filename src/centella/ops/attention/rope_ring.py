@@ -56,9 +56,10 @@ def _rope_ring(
     work = Work(masks, scoring, rows, tokens == 1)
 
     def walked() -> RingWarp:
-        tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
         start = lang.workgroup_uniform(masks["starts"][work.b])
+        # Tables and norms are asked for before the tiles, behind which they would come.
         step = StepRows(work, dim, rows, tokens, Turn(cos, sin, **dict(layout)), norms, table)
+        tiles = Tiles(tile.ring, work, dim, keys, values, blocks)
         step.fill(x, keys, values, lambda at: (at >= work.begin) & (at < work.end), tile.early)
         lang.barrier()
         warp = RingWarp(work, dim, keys.dtype, tiles)
