@@ -153,7 +153,7 @@ DECODERS = {
 }
 BATCHES = {
     "0.6B": batches("h200-batches-0.6b", AFTER, "0.6b", "cuda bf16"),
-    "0.6B, transformers": batches("h200-generate-batches", AFTER, "0.6b", PEER),
+    "0.6B, transformers": batches("h200-batches-0.6b", AFTER, "0.6b", PEER),
     "4B": batches("h200-batches-4b", AFTER, "4b", "cuda bf16"),
     "4B, transformers": batches("h200-generate-batches", AFTER, "4b", PEER),
 }
