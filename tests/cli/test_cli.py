@@ -21,6 +21,7 @@ import pytest
 
 import centella as ct
 from centella import DeviceError, Embedder, __version__
+from centella.dtypes import DType, bf16, f16, f32
 from centella.errors import CompileError
 from centella.op.op import registry
 
@@ -266,9 +267,26 @@ def test_every_op_has_a_sample() -> None:
     [("wgsl", "@compute @workgroup_size("), ("ptx", ".target sm_90a"), ("ir", "kernel softmax")],
 )
 def test_kernels_prints_source(target: str, expected: str) -> None:
-    result = call("kernels", "softmax", "--target", target, "--arch", "sm_90a")
+    arch = ("--arch", "sm_90a") if target == "ptx" else ()
+    result = call("kernels", "softmax", "--target", target, *arch)
     assert result.exit_code == 0
     assert expected in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "kernel"),
+    [("matmul", "sm_90a", "wgmma"), ("matmul", "sm_80", "mma"), ("gemv", "sm_90a", "streamed"),
+     ("softmax", "sm_75", "softmax_rows")],
+)  # fmt: skip
+def test_kernels_of_16_bits(name: str, arch: str, kernel: str) -> None:
+    """Those of tensor cores, for the dtype and the GPU that are asked for."""
+    text = call("kernels", name, "--target", "ptx", "--arch", arch, "--dtype", "bf16").stdout
+    assert f"// kernel {kernel}(" in text and f".target {arch}" in text
+
+
+def test_a_ptx_target_of_another_target() -> None:
+    said = failed("kernels", "softmax", "--arch", "sm_90a")
+    assert "--arch: expected --target ptx beside it, got wgsl" in said
 
 
 def test_an_unknown_ptx_target() -> None:
@@ -277,17 +295,20 @@ def test_an_unknown_ptx_target() -> None:
     assert re.fullmatch(r".*--arch: expected one of sm_\d+,.*, got 'sm_1'\n", result.stderr)
 
 
-@pytest.mark.parametrize("target", ["wgsl", "ptx", "ir"])
-def test_every_sample_has_source(target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "floats"), [("wgsl", f32), ("ptx", f32), ("ir", f32), ("ptx", bf16), ("wgsl", f16)]
+)
+def test_every_sample_has_source(target: str, floats: DType) -> None:
     for name, (what, sample) in kernels.samples().items():
-        programs = kernels.programs(sample, target)
+        programs = kernels.programs(sample, target, "sm_90a", floats)
         assert what, name
         assert programs, name
         assert all(p.source for p in programs)
 
 
 def test_an_unknown_kernel() -> None:
-    assert "no kernel 'nope'; there are abs, add" in failed("kernels", "nope")
+    assert "no kernel 'zzzz'; there are abs, add" in failed("kernels", "zzzz")
+    assert "no kernel 'softmx'; did you mean softmax or log_softmax?" in failed("kernels", "softmx")
     assert call("kernels", "softmax", "--target", "spirv").exit_code == 2
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from centella.cli.options import Json
 from centella.cli.output import draw, out, out_json
 from centella.cli.parts import Column, Table
 from centella.dtypes import DType, bool_, dtype_of, f16, f32, i8, i32, u8
-from centella.emit.ptx.tables import TARGETS
+from centella.emit.ptx.tables import TARGETS, number_of
 from centella.errors import CentellaError
 from centella.op.op import get
 from centella.ops.elementwise import TABLE, Expression
@@ -45,7 +46,23 @@ Name = Annotated[
     str | None, typer.Argument(metavar="NAME", help="Of the list; without it: the list.")
 ]
 What = Annotated[Target, typer.Option(help="What to print.")]
-Arch = Annotated[str, typer.Option(metavar="A", help="Of --target ptx: sm_80, sm_90a, ...")]
+Arch = Annotated[
+    str | None, typer.Option(metavar="A", help="Of --target ptx: sm_80 (the default), sm_90a, ...")
+]
+
+
+class Kind(StrEnum):
+    """Of the floats of a sample."""
+
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
+
+
+Floats = Annotated[Kind, typer.Option("--dtype", help="Of the sample's floats.")]
+# KB of workgroup memory that a group may ask for (CUDA Programming Guide, compute capabilities).
+SHARED = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+LEAST_SHARED = 48
 
 
 # Kernels that no function is named after: what has them run, and what they are for.
@@ -80,20 +97,20 @@ VARIANTS = {
 
 
 def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
-    """Each kernel by its name: what it computes, and a call of it on f32 tensors.
+    """Each kernel by its name: what it computes, and a call of it.
 
-    Public operations come first, then `VARIANTS`. The call gets `t(*shape, dtype=f32)`, which makes
-    a tensor.
+    Public operations come first, then `VARIANTS`. The call gets `t(*shape, dtype=)`, which makes a
+    tensor, of the sample's floats where it names no dtype.
     """
     rows = "softmax log_softmax l2_normalize sum mean max min argmax".split()
     calls: dict[str, Callable[[Make], Any]] = {
         **{n: partial(_case, n) for n in VARIANTS},
-        **{n: _of(getattr(f, n), f32) for n in rows},
+        **{n: partial(_of, getattr(f, n)) for n in rows},
         **{e.name: partial(_expression, e) for e in TABLE},
         "layer_norm": lambda t: f.layer_norm(t(64, 384), t(384), t(384)),
         "rms_norm": lambda t: f.rms_norm(t(64, 384), t(384)),
         "where": lambda t: f.where(t(64, 384, dtype=bool_), t(64, 384), 0.0),
-        "cast": lambda t: f.cast(t(64, 384), f16),
+        "cast": lambda t: f.cast(t(64, 384), f32 if t(1).dtype is f16 else f16),
         "full": lambda t: f.full((64, 384), 1.0, device=t(1).device),
         "concat": lambda t: f.concat([t(64, 384), t(64, 384)]),
         "dot": lambda t: f.dot(t(4096), t(4096)),
@@ -115,11 +132,13 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "embedding": lambda t: f.embedding(t(128, dtype=i32), t(1000, 384)),
         "mean_pool": lambda t: f.mean_pool(t(8, 128, 384), t(8, dtype=i32)),
         "copy": lambda t: t(64, 384).T.copy(),
-        "reshape": lambda t: t(64, 6).reshape(-1),
+        "reshape": lambda t: t(64, 5).reshape(-1),
         "arange": lambda t: f.arange(4096, device=t(1).device),
         "gather": lambda t: f.gather(t(1000, 384), t(128, dtype=i32)),
         "scatter": lambda t: f.scatter(t(1000, 384), t(16, dtype=i32), t(16, 384)),
-        "rope": lambda t: f.rope(t(1, 16, 128, 128), t(4096, 64), t(4096, 64), t(1, dtype=i32)),
+        "rope": lambda t: f.rope(
+            t(1, 16, 128, 128), *(t(4096, 64, dtype=f32) for _ in "cs"), t(1, dtype=i32)
+        ),
         "conv1d": lambda t: f.conv1d(t(1, 80, 3000), t(384, 80, 3), t(384), padding=1),
         "topk": lambda t: f.topk(t(64, 128), 8),
         "argsort": lambda t: f.argsort(t(64, 5000)),
@@ -133,14 +152,14 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
     return {name: (line, calls[name]) for name, line in lines.items()}
 
 
-def _of(function: Callable[..., Any], *dtypes: DType) -> Callable[[Make], Any]:
-    return lambda t: function(*(t(64, 384, dtype=dtype) for dtype in dtypes))
+def _of(function: Callable[..., Any], t: Make) -> Any:
+    return function(t(64, 384))
 
 
 def _expression(expression: Expression, t: Make) -> Any:
-    """Its usual call, on f32 where it takes floats."""
-    dtype = {"float": f32, "int": i32, "bool": bool_}[expression.kinds[0]]
-    operands = [t(64, 384, dtype=dtype) for _ in expression.operands]
+    """Its usual call."""
+    dtype = {"float": {}, "int": {"dtype": i32}, "bool": {"dtype": bool_}}[expression.kinds[0]]
+    operands = [t(64, 384, **dtype) for _ in expression.operands]
     return apply(expression.name, *operands, **expression.example)
 
 
@@ -149,8 +168,8 @@ def _case(name: str, t: Make) -> Any:
     from centella.check.cases.compare import record
     from centella.check.cases.table import TABLE as ROWS
 
-    dtypes = ROWS[name].dtypes
-    dtype = "f32" if "f32" in dtypes else dtypes[0]
+    dtypes, floats = ROWS[name].dtypes, t(1).dtype.name
+    dtype = next((d for d in (floats, "f32") if d in dtypes), dtypes[0])
     cases = [c for c in ROWS[name].cases if c.small and (not c.dtypes or dtype in c.dtypes)]
     case = max(cases, key=lambda case: sum(math.prod(i.shape) for i in case.inputs))
     device = t(1).device
@@ -159,12 +178,16 @@ def _case(name: str, t: Make) -> Any:
     return record(get(name), [state.value for state in states], attrs, device)
 
 
-def recorded(call: Callable[[Make], Any]) -> list[Any]:
-    """The nodes that a sample records."""
+def recorded(call: Callable[[Make], Any], floats: DType = f32) -> list[Any]:
+    """The nodes that a sample records.
+
+    Args:
+        floats: dtype of its tensors that have none of their own.
+    """
     device = open_device("simulator")
     recording = Recording(device, explicit=True)
 
-    def make(*shape: int, dtype: Any = f32) -> Any:
+    def make(*shape: int, dtype: Any = floats) -> Any:
         return empty(shape, dtype, device)
 
     with recording:
@@ -172,15 +195,20 @@ def recorded(call: Callable[[Make], Any]) -> list[Any]:
     return recording.nodes
 
 
-def programs(call: Callable[[Make], Any], target: str, arch: str = "sm_80") -> list[Any]:
+def programs(
+    call: Callable[[Make], Any], target: str, arch: str = "sm_80", floats: DType = f32
+) -> list[Any]:
     """The programs that a sample runs on a target, in order of launch.
+
+    Args:
+        floats: as of `recorded`.
 
     Raises:
         LimitError, TraceError: where a kernel cannot be emitted for the target.
     """
     caps = _caps(target, arch)
     programs: dict[str, Any] = {}
-    for node in recorded(call):
+    for node in recorded(call, floats):
         for launch in node.form.lower(caps).calls:
             program = launch.kernel.program(
                 caps,
@@ -199,33 +227,40 @@ def _caps(target: str, arch: str) -> Any:
     if target != "ptx":
         return Caps(target)
     return Caps(
-        target, max_storage_buffers=64, max_workgroup=1024, max_shared=48 << 10, arch=arch,
-        native_exp2=True, family="nvidia",
+        target, max_storage_buffers=64, max_workgroup=1024,
+        max_shared=SHARED.get(number_of(arch), LEAST_SHARED) << 10, arch=arch, native_exp2=True,
+        family="nvidia",
     )  # fmt: skip
 
 
 def run(
-    name: Name = None, target: What = Target.wgsl, arch: Arch = "sm_80", as_json: Json = False
-) -> None:
+    name: Name = None, target: What = Target.wgsl, arch: Arch = None, dtype: Floats = Kind.f32,
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """List the kernels, or print the source of one.
 
     Raises:
-        CentellaError: for an unknown name or PTX target.
+        CentellaError: for an unknown name or PTX target, or a PTX target of another one.
     """
     known = samples()
-    if arch not in TARGETS:
+    if arch is not None and arch not in TARGETS:
         raise CentellaError(f"kernels: --arch: expected one of {', '.join(TARGETS)}, got {arch!r}")
+    if arch is not None and target is not Target.ptx:
+        raise CentellaError(f"kernels: --arch: expected --target ptx beside it, got {target}")
     if name is None:
         _list(known, as_json)
         return
     if name not in known:
-        raise CentellaError(f"no kernel {name!r}; there are {', '.join(known)}")
+        near = get_close_matches(name, known)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+        raise CentellaError(f"no kernel {name!r}; {hint}")
     what, call = known[name]
+    printed = programs(call, target.value, arch or "sm_80", dtype_of(dtype.value))
     if as_json:
-        out_json([_described(p) for p in programs(call, target.value, arch)])
+        out_json([_described(p) for p in printed])
         return
     mark = "#" if target == "ir" else "//"
-    for program in programs(call, target.value, arch):
+    for program in printed:
         tensors = ", ".join(f"{a.name}: {a.dtype.name}" for a in program.ir.args)
         out(f"{mark} {name}: {what}")
         out(f"{mark} kernel {program.name}({tensors}), {target}, {program.ir.workgroup} threads")
