@@ -84,7 +84,7 @@ def test_an_interrupted_command_goes_on(
     assert call(*command).exit_code and not saved.exists()
     calls[:] = [0, 0]
     done = call(*command)
-    assert "v.npy: goes on behind 64 of 150 texts" in done.stderr and calls[2:] == [64, 22]
+    assert "v.npy: continues after 64 of 150 texts" in done.stderr and calls[2:] == [64, 22]
     whole = ct.load(ON_CPU[1], device="cpu").encode(TEXTS, 2)
     np.testing.assert_allclose(np.load(saved), whole, atol=1e-6)
     assert {f.name for f in tmp_path.iterdir()} == {"v.npy", "lines.txt"}
@@ -112,7 +112,7 @@ def test_a_command_that_goes_on_counts_the_texts_that_were_cut_before(
         stop_at_few(patch)
         assert call(*command).exit_code and not saved.exists()
     done = call(*command)
-    assert "goes on behind 64 of 72 texts" in done.stderr
+    assert "continues after 64 of 72 texts" in done.stderr
     assert "embed: 2 of 72 texts were cut at 48 tokens" in done.stderr
 
 
@@ -138,7 +138,7 @@ def test_a_command_that_was_killed_goes_on(tmp_path: Path) -> None:
         running.kill()
     assert running.returncode == -signal.SIGKILL and not saved.exists()
     done = call(*command, "--batch-size", 64)
-    before = int(re.findall(r"goes on behind ([\d,]+) of 6,000", done.stderr)[0].replace(",", ""))
+    before = int(re.findall(r"continues after ([\d,]+) of 6,000", done.stderr)[0].replace(",", ""))
     assert 0 < before < 6000
     whole = ct.load(ON_CPU[1], device="cpu").encode(texts, 64)
     np.testing.assert_allclose(np.load(saved), whole, atol=1e-6)
@@ -157,7 +157,7 @@ def test_rows_of_two_devices_are_not_mixed(
         assert call(*command, "--device", "cpu").exit_code and not saved.exists()
     called = f"device 'cpu {platform.machine()}', now 'webgpu "
     assert called in failed(*command, "--device", device.name)
-    assert "goes on behind 128 of 150" in call(*command, "--device", "cpu").stderr
+    assert "continues after 128 of 150" in call(*command, "--device", "cpu").stderr
 
 
 def test_rows_of_other_weights_are_not_mixed(
@@ -178,7 +178,7 @@ def test_rows_of_other_weights_are_not_mixed(
     text = failed(*command, "--device", "cpu")
     assert re.search(r"\(model\.safetensors '([\d,]+ bytes), CRC \w+', now '\1, CRC \w+'\)", text)
     weights.write_bytes(content)
-    assert "goes on behind 128 of 150" in call(*command, "--device", "cpu").stderr
+    assert "continues after 128 of 150" in call(*command, "--device", "cpu").stderr
 
 
 def test_more_texts_at_a_time_where_they_take_little(
@@ -237,7 +237,7 @@ def test_a_long_line_is_found_by_its_last_sentence(
     stored = (*command, "--batch-size", 1, "--output", saved)
     assert call(*stored).exit_code and not saved.exists()
     calls[:] = [0, 0]
-    assert f"goes on behind {embed_command.SAVED} of " in call(*stored).stderr
+    assert f"continues after {embed_command.SAVED} of " in call(*stored).stderr
     asked = call("search", saved, f"{words[118]} {words[119]}.", "--top", 1, "--json", *ON_CPU)
     (best,) = json.loads(asked.stdout)["results"][0]["nearest"]
     assert best["line"] == len(lines) + 1 and best["text"].endswith(f"{words[118]} {words[119]}.")

@@ -119,7 +119,7 @@ def test_parts_that_do_not_belong_together(spoil: Any, message: str, parts: list
 
 
 def test_names_of_parts(parts: list[Path]) -> None:
-    with pytest.raises(WeightsError, match=r"write a \.gguf file of it, such as .*00001-of-00003"):
+    with pytest.raises(WeightsError, match=r"name one of its \.gguf files, such as .*00001-of-00003"):
         load(parts[0].parent, "cpu")
     alone = parts[0].rename(parts[0].with_name("model.gguf"))
     with pytest.raises(WeightsError, match=r"ends in -00001-of-00003.gguf .* got 'model.gguf'"):
@@ -473,7 +473,7 @@ TENSOR = text("t") + struct.pack("<IQQ", 2, 4, 3)
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "truncated"),
+        (b"", "expected a GGUF file, got an empty one"),
         (b"GGUL" + bytes(40), "which begins with"),
         (header(version=1), "version: expected 2 or 3"),
         (header(version=3 << 24), "version: expected 2 or 3"),

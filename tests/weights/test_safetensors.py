@@ -131,6 +131,13 @@ def test_no_tensors(tmp_path: Path) -> None:
     assert read_file(write(tmp_path / "m.safetensors", {})) == {}
 
 
+def test_an_empty_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    file.touch()
+    with pytest.raises(WeightsError, match="expected a safetensors file, got an empty one"):
+        read_file(file)
+
+
 F32_2 = entry([2], 0, 8)
 MALFORMED: dict[str, tuple[Any, bytes, int | None, str]] = {
     "header beyond the file": ({"x": F32_2}, b"", 10_000, r"truncated.*header of 10000 bytes"),

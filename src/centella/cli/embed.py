@@ -245,7 +245,7 @@ def _save(
     with VectorFile(output, dim, about, restart=restart) as file:
         work.cut_before = file.cut
         if file.rows:
-            err(f"{name}: goes on behind {file.rows:,} of {total:,} texts")
+            err(f"{name}: continues after {file.rows:,} of {total:,} texts")
         size = min(SAVED * work.batch_size, AT_MOST)
         try:
             while file.rows < total:

@@ -164,7 +164,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not is_file(file):
         entries = islice(folder.iterdir(), LOOKED_AT)
         single = min((path for path in entries if is_gguf(path) and is_file(path)), default=None)
-        meant = "" if single is None else f"; write a .gguf file of it, such as {str(single)!r}"
+        meant = "" if single is None else f"; name one of its .gguf files, such as {str(single)!r}"
         raise WeightsError(f"{file}: expected a model's config, got no such file{meant}")
     return read_json(file)
 

@@ -263,6 +263,8 @@ class _Header:
     def bytes(self, count: int) -> bytes:
         """The next bytes."""
         end = self.at + count
+        if not self._contents.size:
+            raise WeightsError(f"{self._file}: expected a GGUF file, got an empty one")
         if end > self._contents.size:
             raise WeightsError(
                 f"{self._file}: truncated: expected {count} bytes at {self.at}, got "

@@ -151,13 +151,15 @@ def _open(file: Path) -> Contents:
 def _data_start(contents: Contents) -> int:
     """Where the data begins: 8 + the checked header length."""
     file = contents.file
+    if not contents.size:
+        raise WeightsError(f"{file}: expected a safetensors file, got an empty one")
     check_pointer(file, contents.read(0, min(POINTER_BYTES, contents.size)).tobytes())
     length = int.from_bytes(contents.read(0, _PREFIX).tobytes(), "little")
     most = min(MAX_HEADER, 2**22 + contents.size // 16)
     if length > most:
         raise WeightsError(
             f"{file}: expected a header up to {most} bytes in a file of {contents.size}, "
-            f"got {length}"
+            f"got {length}: this is no safetensors file"
         )
     if _PREFIX + length > contents.size:
         raise WeightsError(
