@@ -119,7 +119,8 @@ def test_parts_that_do_not_belong_together(spoil: Any, message: str, parts: list
 
 
 def test_names_of_parts(parts: list[Path]) -> None:
-    with pytest.raises(WeightsError, match=r"name one of its \.gguf files, such as .*00001-of-00003"):
+    said = r"name one of its \.gguf files, such as .*00001-of-00003"
+    with pytest.raises(WeightsError, match=said):
         load(parts[0].parent, "cpu")
     alone = parts[0].rename(parts[0].with_name("model.gguf"))
     with pytest.raises(WeightsError, match=r"ends in -00001-of-00003.gguf .* got 'model.gguf'"):

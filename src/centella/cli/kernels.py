@@ -137,7 +137,7 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "gather": lambda t: f.gather(t(1000, 384), t(128, dtype=i32)),
         "scatter": lambda t: f.scatter(t(1000, 384), t(16, dtype=i32), t(16, 384)),
         "rope": lambda t: f.rope(
-            t(1, 16, 128, 128), *(t(4096, 64, dtype=f32) for _ in "cs"), t(1, dtype=i32)
+            t(1, 16, 128, 128), t(4096, 64, dtype=f32), t(4096, 64, dtype=f32), t(1, dtype=i32)
         ),
         "conv1d": lambda t: f.conv1d(t(1, 80, 3000), t(384, 80, 3), t(384), padding=1),
         "topk": lambda t: f.topk(t(64, 128), 8),

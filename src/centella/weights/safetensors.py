@@ -141,6 +141,8 @@ def _open(file: Path) -> Contents:
     if not is_file(file):
         raise WeightsError(f"{file}: expected a safetensors file, got {kind(file)}")
     contents = Contents(file)
+    if not contents.size:
+        raise WeightsError(f"{file}: expected a safetensors file, got an empty one")
     if contents.size < _PREFIX:
         raise WeightsError(
             f"{file}: expected a header length of 8 bytes, got {contents.size} bytes"
@@ -151,8 +153,6 @@ def _open(file: Path) -> Contents:
 def _data_start(contents: Contents) -> int:
     """Where the data begins: 8 + the checked header length."""
     file = contents.file
-    if not contents.size:
-        raise WeightsError(f"{file}: expected a safetensors file, got an empty one")
     check_pointer(file, contents.read(0, min(POINTER_BYTES, contents.size)).tobytes())
     length = int.from_bytes(contents.read(0, _PREFIX).tobytes(), "little")
     most = min(MAX_HEADER, 2**22 + contents.size // 16)
