@@ -203,7 +203,7 @@ def test_many_entries_in_a_file_of_holes(tmp_path: Path, count: int) -> None:
     assert took < 1
 
 
-@pytest.mark.parametrize("size", [0, 1, 7])
+@pytest.mark.parametrize("size", [1, 7])
 def test_shorter_than_the_header_length(tmp_path: Path, size: int) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(size))
     with pytest.raises(WeightsError, match=f"got {size} bytes"):
