@@ -131,6 +131,15 @@ def test_a_step_in_a_short_cache(capacity: int, dim: int, dtype: str) -> None:
     check("cache_attend", step(2, capacity, dim, kind, starts), near, scale=dim**-0.5)
 
 
+def test_an_infinite_value_stays_in_its_column() -> None:
+    """The last cached key, which stands for those behind it; its team has further keys."""
+    given = step(1, 448, 16, f32, [300])
+    given[1][0][0, 0, 299, 3] = np.inf
+    form = formed("cache_attend", given, scale=0.25)
+    got = simulated(form, given)[2].reshape(-1)
+    assert got[3] == np.inf and np.isfinite(np.delete(got, 3)).all()
+
+
 def turned(
     heads: int, kv: int, tokens: int, dim: int, dtype: DType, starts: list[int], *,
     capacity: int, blocks: bool = False,

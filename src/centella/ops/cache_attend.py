@@ -70,20 +70,20 @@ def _attend(
     position = lang.bitcast(starts[b], u32)
     past = lang.minimum(position, capacity)  # keys of earlier steps
     length = lang.minimum(position + 1, capacity)
-    cached = _Keys(keys, rows["kc"], key_pitch, dim, team.items, past)
-    sums = _Values(values, rows["vc"], value_pitch, dim, past)
+    cached_keys = _Keys(keys, rows["kc"], key_pitch, dim, team.items, past)
+    cached_values = _Values(values, rows["vc"], value_pitch, dim, past)
     if early:
         lang.ptx.await_launches()
     query, key, value = (lang.shared(f32, dim) for _ in range(3))
     with lang.if_(me < dim // per):
         at, factor = me * per, lang.parameter("scale", f32)
-        new = [k.load_bits(rows["k"] + at), v.load_bits(rows["v"] + at)]
+        new_key, new_value = k.load(rows["k"] + at), v.load(rows["v"] + at)
         _put(query, at, [x * factor for x in q.load(rows["q"] + at)])
-        _put(key, at, k.unpack(new[0]))
-        _put(value, at, v.unpack(new[1]))
+        _put(key, at, new_key)
+        _put(value, at, new_value)
         with lang.if_(position < capacity):
-            keys.store(rows["kc"] + position * key_pitch + at, k.unpack(new[0]))
-            values.store(rows["vc"] + position * value_pitch + at, v.unpack(new[1]))
+            keys.store(rows["kc"] + position * key_pitch + at, new_key)
+            values.store(rows["vc"] + position * value_pitch + at, new_value)
     lang.barrier()
 
     row = Row(team, 1, length, lang.const(1, u32))
@@ -93,7 +93,7 @@ def _attend(
         with lang.if_(item.column == position):
             total.set(_dot(query, key.load, range(0, dim, 4)))
         with lang.else_():
-            total.set(cached.score(query, item))
+            total.set(cached_keys.score(query, item))
         return total.get()
 
     scores = row.kept(score)
@@ -105,7 +105,7 @@ def _attend(
         weights[me + item.index * THREADS] = weigh(item)
     lang.barrier()
     own = value, position, position < capacity
-    sums.store(weights, own, (_place("y", b, head), y), whole)
+    cached_values.store(weights, own, (_place("y", b, head), y), whole)
 
 
 def _put(memory: Shared, at: Operand, values: list[Any]) -> None:
@@ -183,6 +183,11 @@ class _Values:
     def _bits(self, key: Any) -> list[Any]:
         return self._source.load_bits(self._start + key * self._pitch + self._lane * self._per)
 
+    def _bits_or_zeros(self, key: Any) -> list[Any]:
+        """A weight of 0 does not hide an infinite value, so rows that there are not are zeros."""
+        bits = self._bits(lang.minimum(key, self._past - 1))
+        return [lang.select(key < self._past, word, 0) for word in bits]
+
     def store(
         self, weights: Shared, own: tuple[Shared, Any, Any], to: tuple[Any, Any], whole: Any
     ) -> None:  # fmt: skip
@@ -210,7 +215,7 @@ class _Values:
             step = self._teams * TOGETHER
             for first in lang.range(self._team + step, self._past, step):
                 keys = self._next(first)
-                add(keys, [self._bits(lang.minimum(key, self._past - 1)) for key in keys])
+                add(keys, [self._bits_or_zeros(key) for key in keys])
             value, position, inside = own
             with lang.if_(inside & (position % self._teams == self._team)):
                 for e in range(per):

@@ -25,13 +25,14 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.sample_row import BINS, LEVELS, NONE, Row, SampleAttrs, draw, launch, threads_of
 from centella.specs import Caps
 
 GROUPS = 8  # of a cluster: as many as any GPU with clusters runs
 WIDTH = 4  # logits of a chunk
 LONG = 16_384  # logits of a row that is worth a cluster
-MANY = 132 // GROUPS  # sequences whose clusters a large GPU has room for
+MANY = MULTIPROCESSORS // GROUPS  # sequences whose clusters a large GPU has room for
 FIRST, LAST = 0, 1 + 2 * LEVELS  # barriers: for maxima, for each histogram, for what is chosen
 REDUCTIONS = 3  # words of a thread
 BESIDE = (2 * GROUPS + 2) * 2 * BINS + 256  # words of a group: histograms, and little else

@@ -6,14 +6,12 @@ benchmarks/LOG.md): a token of a decoder, or the vector of a sentence.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import Any
 
-import numpy as np
-
 from centella import lang
 from centella.backends.cuda.driver import check, driver
-from centella.backends.cuda.memory import host_address
 from centella.dtypes import u32
 from centella.emit.program import Kernel, Program
 from centella.lang.kernel_params import signature
@@ -21,6 +19,8 @@ from centella.lang.memory import Argument
 from centella.specs import Caps
 
 FEW = 16 << 10  # bytes of a read-back at most
+# The parameters (addresses, groups, words, offsets of both), then the pointer to them.
+LAUNCH, POINTER = struct.Struct("<2Q4IQ"), 8
 THREADS = 128
 
 
@@ -50,10 +50,11 @@ def bring(function: Any, source: int, target: int, nbytes: int, stream: Any) -> 
     """
     words = nbytes // 4
     groups = -(-words // THREADS)
-    # The driver copies the struct while it takes the launch: addresses, groups, words, offsets.
-    data = np.frombuffer(bytearray(struct.pack("<2Q4I", source, target, groups, words, 0, 0)),
-                         np.uint8)  # fmt: skip
-    pointers = np.array([host_address(data)], np.uint64)
+    # The driver copies the parameters while it takes the launch.
+    memory = bytearray(LAUNCH.size)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    LAUNCH.pack_into(memory, 0, source, target, groups, words, 0, 0, start)
+    pointers = start + LAUNCH.size - POINTER
     check(driver.cuLaunchKernel(
-        function, groups, 1, 1, THREADS, 1, 1, 0, stream, host_address(pointers), 0
+        function, groups, 1, 1, THREADS, 1, 1, 0, stream, pointers, 0
     ))  # fmt: skip
