@@ -14,6 +14,7 @@ order is fixed, so equal inputs give equal bits. Parts without keys wrote nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -134,6 +135,7 @@ class Work:
 
     Args:
         rows: of the group; single: each head has one query, so that rows are heads.
+        same: as of `Sight`.
     """
 
     split: Any
@@ -142,15 +144,17 @@ class Work:
     b: Any
 
     def __init__(
-        self, masks: dict[str, Any], scoring: Scoring, rows: int, single: bool = False
-    ) -> None:
+        self, masks: dict[str, Any], scoring: Scoring, rows: int, single: bool = False,
+        same: Callable[[Any], Any] = lang.workgroup_uniform,
+    ) -> None:  # fmt: skip
         p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
         self.split, group = group % p["splits"], group // p["splits"]
         self.block, group = group % p["blocks"], group // p["blocks"]
         heads, self._queries = p["heads"] // p["share"], p["share"] * p["lq"]
         self.kv_head, self.b = group % heads, group // heads
-        self._sight, self._scoring = Sight(masks, scoring, self.b, p["lq"], p["lk"]), scoring
+        sight = Sight(masks, scoring, self.b, p["lq"], p["lk"], same)
+        self._sight, self._scoring = sight, scoring
         first, part, _ = part_of(self._sight, p["splits"], scoring.windowed)
         self.begin: Any = lang.minimum(first + self.split * part, self._sight.end)
         self.end: Any = lang.minimum(self.begin + part, self._sight.end)

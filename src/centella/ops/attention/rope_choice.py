@@ -18,10 +18,10 @@ from centella.ops.attention.rope_cluster import RopeTile, kernel
 from centella.ops.attention.rope_ring import RopeRing
 from centella.ops.attention.rope_ring import kernel as rope_ring
 from centella.ops.attention.rope_ring import split_kernel as rope_ring_split
-from centella.ops.attention.rope_split import WIDTH, words_of
+from centella.ops.attention.rope_split import MOST_DIM, Tile
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
-from centella.ops.attention.split import SPLIT, Layout, few_queries
+from centella.ops.attention.split import SPLIT, few_queries
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.split_warp import tile_of
 from centella.ops.attention.warp_sums import SplitTile
@@ -145,15 +145,16 @@ def _ring_launches(form: Form[RopeAttendAttrs], tile: RingParts, caps: Caps) -> 
 def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
     """The parts where a step has one token in f32, rows are whole chunks and memory suffices."""
     inner = attention_form(form)
-    keys, values, x, cos, sin, *_ = form.inputs
+    keys, values, x, cos, sin, _, *norms = form.inputs
     q = inner.inputs[0]
     parts = SPLIT.tile(inner, caps) if q.shape[2] == 1 and x.dtype is f32 else None
     if not isinstance(parts, Parts):
         return None
     layout = layout_of(cos, sin, form.attrs.interleaved, q, keys, values, x)
-    lay = Layout(q.shape[3], parts.rows, WIDTH)
-    fits = lay.rows * lay.dim <= lay.scratch and 4 * words_of(lay) <= caps.max_shared
-    return parts if layout["chunk"] and fits else None
+    fits = q.shape[3] <= MOST_DIM and all(s.aligned for s in norms)
+    if not (layout["chunk"] and fits):
+        return None
+    return parts if 4 * Tile(q.shape[3], parts.rows).words <= caps.max_shared else None
 
 
 def _two_launches(

@@ -1,171 +1,361 @@
 """A decoder's rotation and cache in the launch that attends to the parts of its keys, in f32.
 
-The groups work as those of `split`, over the keys that the cache has. Before, each normalises and
-turns its queries. The groups whose part ends with the step's own position do so with its key, too,
-and take it from workgroup memory as the last one; those of them that have the first queries write
-key and value to the cache. So nothing that a launch writes is read in it.
+A group has a part of a head's keys, and some of the queries that share them. It takes its keys in
+tiles, of which most parts have one; each is loaded at once, values too, the first before the
+queries are known. Scores: a team of LANES threads has a key at a time; workgroup memory adds its
+products up, a thread for each query and key. Values: a thread has a chunk of the head, and every so
+many rows.
+
+Before, each group normalises and turns its queries, and the step's key. The groups whose part ends
+with the step's own position take key and value from workgroup memory; those of them that have the
+first queries write both to the cache. So nothing that a launch writes is read in it.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import DType, f32, u32
+from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
-from centella.lang.memory import Argument, Shared
-from centella.lang.values import Expr, Operand
-from centella.ops.attention.masks import Scoring, product_scale
+from centella.lang.memory import Argument
+from centella.lang.values import Operand
+from centella.ops.attention.masks import LOWEST, Scoring, product_scale
 from centella.ops.attention.parts import Work
 from centella.ops.attention.rope_cluster import masks_of
-from centella.ops.attention.split import THREADS, Layout, Thread
 from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import place_in
 from centella.ops.elements import offset_of
 from centella.ops.rope import Turn
+from centella.ops.rows import fold
 
+THREADS = 128
 WIDTH = f32.per_chunk
+LANES = 8  # threads that share a key, at most
+MOST_KEYS = 64  # of a tile
+MOST_CHUNKS = 16  # of keys that a thread loads at once, and of values
+MOST_PRODUCTS = 2048  # words of workgroup memory
+MOST_DIM = 256
 
 
-def words_of(lay: Layout) -> int:
-    """Words of workgroup memory."""
-    own = lay.teams * (lay.scores + lay.rows)
-    return lay.scratch + own + lay.dim + (lay.rows + 1) * lay.dim // WIDTH
+class Tile(Struct, frozen=True):
+    """Who has what of heads of `dim` elements, for `rows` queries."""
+
+    dim: int
+    rows: int
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return self.dim // WIDTH
+
+    @property
+    def lanes(self) -> int:
+        """Threads that share a key: a power of two that divides its chunks."""
+        return min(LANES, self.chunks & -self.chunks)
+
+    @property
+    def slots(self) -> int:
+        """Teams of those threads."""
+        return THREADS // self.lanes
+
+    @property
+    def keys(self) -> int:
+        """Keys of a tile, the same number for each team."""
+        held = self.slots * MOST_CHUNKS * self.lanes // self.chunks
+        most = min(MOST_KEYS, held, MOST_PRODUCTS // (self.rows * self.lanes))
+        return max(most // self.slots, 1) * self.slots
+
+    @property
+    def teams(self) -> int:
+        """Rows of values that the group reads side by side."""
+        return THREADS // self.chunks
+
+    @property
+    def scratch(self) -> int:
+        """Words for the products of a tile and of the step's key, later for sums of values."""
+        return max(self.rows * (self.keys + 1) * self.lanes, self.teams * self.rows * self.dim)
+
+    @property
+    def words(self) -> int:
+        """Words of workgroup memory."""
+        own = (self.rows + 2) * self.dim + (self.rows + 1) * self.chunks
+        return self.scratch + 2 * self.rows * self.keys + own + (2 + self.teams) * self.rows + 1
 
 
-class _Rows(Struct, frozen=True, eq=False):
-    """Rows in workgroup memory, as a thread loads those of a tensor."""
-
-    memory: Shared
-    dtype: DType = f32
-
-    def load(self, start: Operand) -> list[Expr]:
-        """Four elements."""
-        return self.memory.load(start)
-
-
-class _Scaled(Struct, frozen=True, eq=False):
-    """A head of a token times the factor of its norm and a weight a column."""
-
-    x: Any
-    start: Any
-    factor: Any
-    norms: Any
-    which: Any
-
-    def load(self, column: Any) -> list[Any]:
-        """A chunk of it from a column on."""
-        values = self.x.load(self.start + column)
-        if self.norms is None:
-            return values  # type: ignore[no-any-return]  # traced
-        weights = [self.norms[self.which, column + e] for e in range(len(values))]
-        return [v * self.factor * w for v, w in zip(values, weights, strict=True)]
-
-
-class _Step:
-    """The queries of a group and the step's key, in workgroup memory.
-
-    Queries lie where partial products will be: they are in registers before.
+class _Cached:
+    """Rows of the cache, of which a thread has the same chunks; `kept` are those loaded last.
 
     Args:
-        owns: whether the group has the step's key among its own.
+        first: a thread's row of those that are loaded at once, `apart` from its next one.
+        columns: of its chunks.
+        place: where a key's row begins.
     """
 
     def __init__(
-        self, work: Work, my: Thread, x: Argument, norms: Argument | None, owns: Operand
+        self, source: Argument, count: int, first: Any, apart: int, columns: list[Any],
+        place: Callable[[Any], Any],
     ) -> None:  # fmt: skip
-        self._work, self._my, self._x, self._norms, self._owns = work, my, x, norms, owns
-        self._chunks = my.lay.dim // WIDTH
-        self._key = lang.shared(f32, my.lay.dim)
-        self._squares = lang.shared(f32, (my.lay.rows + 1) * self._chunks)
+        self._source, self._first, self._apart = source, first, apart
+        self._columns, self._place = columns, place
+        self.kept: Any = lang.vars(f32, count, WIDTH * len(columns))
 
-    def _items(self) -> list[tuple[Operand, Operand, Operand, Operand]]:
-        """A thread's chunks of the rows: number, row, column, and whether there is such a one."""
-        last = (self._my.lay.rows + 1) * self._chunks - 1
-        numbers = [self._my.me + base for base in range(0, last + 1, THREADS)]
-        safe = [lang.minimum(n, last) for n in numbers]
-        return [(n, n // self._chunks, n % self._chunks * WIDTH, at <= last)
-                for at, n in zip(numbers, safe, strict=True)]  # fmt: skip
+    def keys(self, base: Operand) -> list[Any]:
+        """A thread's keys of those from one on."""
+        return [self._first + (base + n * self._apart) for n in range(len(self.kept))]
 
-    def _start(self, row: Operand) -> Any:
-        """Where a row begins in x: a query's, or after them the key's."""
-        rows = self._my.lay.rows
-        head, _ = self._work.head_and_query(lang.minimum(row, rows - 1))
-        key = lang.parameter("heads", u32) + self._work.kv_head
-        return offset_of([self._work.b, lang.select(row < rows, head, key), 0], "x")
+    def load(self, base: Operand, end: Operand) -> None:
+        """Load the rows from one on, of those before `end`; past the last one it again.
 
-    def _factor(self, row: Operand) -> Operand:
-        """What a row is multiplied by before the weights of its norm."""
-        total, first = lang.const(0.0, f32), row * self._chunks
-        whole = self._chunks % 4 == 0
-        for n in range(0, self._chunks, 4 if whole else 1):
-            squares = self._squares.load(first + n) if whole else [self._squares[first + n]]
-            for value in squares:
-                total = total + value
-        mean = total / lang.cast(lang.parameter("dim", u32), f32)
-        return 1.0 / lang.sqrt(mean + lang.parameter("eps", f32))
+        One condition for all: with one for each, a driver has a load wait for the one before.
+        """
+        with lang.if_(base < end):
+            for key, kept in zip(self.keys(base), self.kept, strict=True):
+                safe = lang.minimum(key, end - 1)
+                at = self._place(safe)
+                loaded = [v for column in self._columns for v in self._source.load(at + column)]
+                for var, value in zip(kept, loaded, strict=True):
+                    var.set(value)
+
+
+class _Item(Struct, frozen=True, eq=False):
+    """A thread's chunk of one of the step's rows, and what it is multiplied by.
+
+    Attributes:
+        row, column: of the step's rows: queries, key, value; inside: whether there is such a one.
+        own, partners: what is stored, and what it turns with; factors: of both.
+    """
+
+    row: Any
+    column: Any
+    inside: Any
+    own: list[Any]
+    partners: list[Any]
+    factors: tuple[list[Any], list[Any]]
+
+
+class _Step:
+    """The step's rows in workgroup memory: queries times `scale`, the key, the value."""
+
+    def __init__(self, tile: Tile, scale: Any) -> None:
+        self._tile, self._scale = tile, scale
+        self._rows = lang.shared(f32, (tile.rows + 2) * tile.dim)
+        self._squares = lang.shared(f32, (tile.rows + 1) * tile.chunks)
+
+    def _item(self, base: int, work: Work, turn: Turn, x: Any, norms: Any, position: Any) -> _Item:
+        tile, number = self._tile, lang.local_id() + base
+        row = lang.minimum(number // tile.chunks, tile.rows + 1)
+        column = number % tile.chunks * WIDTH
+        asks, value = row < tile.rows, row > tile.rows
+        head, _ = work.head_and_query(lang.minimum(row, tile.rows - 1))
+        fresh = lang.parameter("heads", u32) + work.kv_head
+        fresh = fresh + lang.select(value, lang.parameter("kv_heads", u32), 0)
+        start = offset_of([work.b, lang.select(asks, head, fresh), 0], "x")
+        columns = [column + e for e in range(WIDTH)]
+        each = [column] if turn.interleaved else [column, turn.partner(column)]
+        loaded = [x.load(start + c) for c in each]
+        weights: list[Any] = []
+        if norms is not None:
+            which = lang.select(asks, lang.const(0, u32), 1)
+            weights = [norms.load(which, c) for c in each]
+            if turn.interleaved:
+                weights.append(turn.partners(weights[0], [], columns))
+        height = lang.parameter("height", u32)
+        entries = turn.entries(lang.minimum(position, height - 1), columns)
+        partners = turn.partners(loaded[0], loaded[-1], columns)
+        factors = turn.factors(entries, columns, position < height, weights)
+        inside = number < (tile.rows + 2) * tile.chunks
+        return _Item(row, column, inside, loaded[0], partners, factors)
 
     def fill(
-        self, turn: Turn, keys: Argument, values: Argument, starts: Any, position: Operand
+        self, work: Work, turn: Turn, x: Any, norms: Any, position: Any,
+        store: Callable[[Any, Any, list[Any]], None],
     ) -> None:  # fmt: skip
-        """Compute the rows; the group's threads see them, and key and value are in the cache."""
-        if self._norms is not None:
-            for number, row, column, inside in self._items():
-                total = lang.const(0.0, f32)
-                for value in self._x.load(self._start(row) + column):
-                    total = lang.fma(value, value, total)
-                with lang.if_(inside):
-                    self._squares[number] = total
+        """Compute the rows; the group's threads see them after a barrier.
+
+        Args:
+            store: takes whether it is the value, a column, and the key's or the value's chunk.
+        """
+        tile, count = self._tile, (self._tile.rows + 2) * self._tile.chunks
+        items = [self._item(base, work, turn, x, norms, position)
+                 for base in range(0, count, THREADS)]  # fmt: skip
+        if norms is not None:
+            for item in items:
+                with lang.if_(item.inside & (item.row <= tile.rows)):
+                    at = item.row * tile.chunks + item.column // WIDTH
+                    self._squares[at] = fold([v * v for v in item.own], operator.add)
             lang.barrier()
-        work, rows, height = self._work, self._my.lay.rows, lang.parameter("height", u32)
-        at, writes = lang.minimum(position, height - 1), self._owns & (work.block == 0)
-        zero = lang.const(0, u32)
-        for _, row, column, inside in self._items():
-            asks = row < rows
-            factor = None if self._norms is None else self._factor(row)
-            which = lang.select(asks, zero, lang.const(1, u32))
-            source = _Scaled(self._x, self._start(row), factor, self._norms, which)
-            own, columns = source.load(column), [column + e for e in range(WIDTH)]
-            turned = turn.turned(source, zero, own, turn.entries(at, columns), columns)
-            turned = turn.passed(turned, own, columns, position < height)
-            with lang.if_(inside & asks):
-                self._my.scratch.store(row * self._my.lay.dim + column, turned)
-            with lang.if_(inside & (row == rows) & self._owns):
-                self._key.store(column, turned)
-                to, fits = place_in(starts, work.b, work.kv_head, zero, "kc")
-                with lang.if_(writes & fits):
-                    keys.store(to + column, turned)
-        for base in range(0, self._chunks, THREADS):
-            column = (self._my.me + base) * WIDTH
-            with lang.if_(writes & (column < self._my.lay.dim)):
-                to, fits = place_in(starts, work.b, work.kv_head, zero, "vc")
-                with lang.if_(fits):
-                    values.store(to + column, self._x.load(self._value() + column))
+        for item in items:
+            factor = lang.select(item.row < tile.rows, self._scale, 1.0)
+            if norms is not None:
+                mean = self._sum(lang.minimum(item.row, tile.rows)) / float(tile.dim)
+                factor = factor / lang.sqrt(mean + lang.parameter("eps", f32))
+            pairs = zip(item.own, item.partners, *item.factors, strict=True)
+            turned = [lang.fma(o, b, v * a) * factor for v, o, a, b in pairs]
+            value = item.row > tile.rows
+            turned = [lang.select(value, v, t) for v, t in zip(item.own, turned, strict=True)]
+            with lang.if_(item.inside):
+                self._rows.store(item.row * tile.dim + item.column, turned)
+                with lang.if_(item.row >= tile.rows):
+                    store(value, item.column, turned)
+
+    def _sum(self, row: Any) -> Any:
+        """The sum of a row's squares."""
+        chunks = self._tile.chunks
+        if chunks % 4:
+            return fold([self._squares[row * chunks + n] for n in range(chunks)], operator.add)
+        four = [self._squares.load(row * chunks + n) for n in range(0, chunks, 4)]
+        return fold([fold(list(c), operator.add) for c in zip(*four, strict=True)], operator.add)
+
+    def row(self, number: int, columns: list[Any]) -> list[Any]:
+        """Chunks of a row."""
+        at = number * self._tile.dim
+        return [v for column in columns for v in self._rows.load(column + at)]
+
+
+class _Part:
+    """A thread's running softmax: sums of a chunk of the head for each query, of its rows."""
+
+    def __init__(self, tile: Tile, work: Work, step: _Step, columns: list[Any]) -> None:
+        self._tile, self._work, self._step, self._columns = tile, work, step, columns
+        self._scratch = lang.shared(f32, tile.scratch)
+        self._scores = lang.shared(f32, tile.rows * tile.keys)
+        self._weights = lang.shared(f32, tile.rows * tile.keys)
+        self._tops, self._shrinks = (lang.shared(f32, tile.rows) for _ in range(2))
+        self._sums: Any = lang.vars(f32, tile.rows, WIDTH, init=0.0)
+        self._totals: Any = lang.vars(f32, tile.rows, init=0.0)
+        me = lang.local_id()
+        self.slot, self.lane = me // tile.lanes, me % tile.lanes
+        self.team, self.column = me // tile.chunks, me % tile.chunks * WIDTH
+        with lang.if_(me < tile.rows):
+            self._tops[me] = LOWEST
+
+    def products(self, cached: _Cached) -> None:
+        """Leave a thread's products of each query with the tile's keys."""
+        tile = self._tile
+        for row in range(tile.rows):
+            query = self._step.row(row, self._columns)
+            for n, kept in enumerate(cached.kept):
+                key = self.slot + (n * tile.slots + row * tile.keys)
+                self._scratch[key * tile.lanes + self.lane] = _dot(query, [v.get() for v in kept])
+
+    def own_products(self) -> None:
+        """Leave those with the step's key, behind the tile's."""
+        tile = self._tile
+        with lang.if_(self.slot == 0):
+            key = self._step.row(tile.rows, self._columns)
+            for row in range(tile.rows):
+                at = (tile.rows * tile.keys + row) * tile.lanes + self.lane
+                self._scratch[at] = _dot(self._step.row(row, self._columns), key)
+
+    def weigh(self, base: Any, position: Any) -> None:
+        """Scores and weights of a tile; what shrinks the sums so far."""
+        tile, work = self._tile, self._work
+        count = tile.rows * tile.keys
+        pairs = [lang.local_id() + n for n in range(0, count, THREADS)]
+        for pair in pairs:
+            safe = lang.minimum(pair, count - 1)
+            row, key = safe // tile.keys, base + safe % tile.keys
+            at = lang.select(key == position, count + row, safe) * tile.lanes
+            score, seen = work.seen(row, key, work.counts(key), self._added(at))
+            with lang.if_(pair < count):
+                self._scores[pair] = lang.select(seen, score, LOWEST)
+        lang.barrier()
+        for pair in pairs:
+            safe = lang.minimum(pair, count - 1)
+            row = safe // tile.keys
+            chunks = [self._scores.load(row * tile.keys + n) for n in range(0, tile.keys, 4)]
+            before, score = self._tops[row], self._scores[safe]
+            top = reduce(lang.fmax, (v for chunk in chunks for v in chunk), before)
+            weight = lang.select(score > LOWEST, lang.exp2(score - top), 0.0)
+            with lang.if_(pair < count):
+                self._weights[pair] = lang.select(lang.isnan(score), score, weight)
+                with lang.if_(pair % tile.keys == 0):
+                    self._shrinks[row] = top
         lang.barrier()
 
-    def _value(self) -> Any:
-        kv_heads = lang.parameter("kv_heads", u32)
-        head = lang.parameter("heads", u32) + kv_heads + self._work.kv_head
-        return offset_of([self._work.b, head, 0], "x")
+    def _added(self, at: Any) -> Any:
+        """What the threads of a team have of a score."""
+        lanes = self._tile.lanes
+        if lanes % 4:
+            return fold([self._scratch[at + n] for n in range(lanes)], operator.add)
+        chunks = [self._scratch.load(at + n) for n in range(0, lanes, 4)]
+        return fold([v for chunk in chunks for v in chunk], operator.add)
 
-    def queries(self, scale: Any) -> list[list[Any]]:
-        """A thread's elements of each query, times the factor of scores."""
-        lay, memory = self._my.lay, _Rows(self._my.scratch)
-        places = (lang.const(row * lay.dim, u32) for row in range(lay.rows))
-        queries = [[x * scale for x in self._my.load(memory, at, True, None)] for at in places]
+    def add(self, base: Any, cached: _Cached, position: Any, past: Any) -> None:
+        """Add up the tile's weighed values, the step's own among them."""
+        tile = self._tile
+        owns = (base <= position) & (position < self._work.end) & (position - base < tile.keys)
+        keys = cached.keys(base)
+        counts = [(key < past) & (key - base < tile.keys) for key in keys]
+        values = [[lang.select(c, v.get(), 0.0) for v in kept]
+                  for c, kept in zip(counts, cached.kept, strict=True)]  # fmt: skip
+        for row in range(tile.rows):
+            top = self._shrinks[row]
+            shrink = lang.exp2(self._tops[row] - top)
+            total, sums = self._totals[row] * shrink, [s * shrink for s in self._sums[row]]
+            for key, value in zip(keys, values, strict=True):
+                inside = key - base < tile.keys
+                at = lang.minimum(key - base, tile.keys - 1) + row * tile.keys
+                weight = lang.select(inside, self._weights[at], 0.0)
+                total = total + weight
+                sums = [lang.fma(weight, v, s) for v, s in zip(value, sums, strict=True)]
+            self._totals[row].set(total)
+            for into, value in zip(self._sums[row], sums, strict=True):
+                into.set(value)
+        with lang.if_(owns & (self.team == 0)):
+            value = self._step.row(tile.rows + 1, [self.column])
+            for row in range(tile.rows):
+                weight = self._weights[position - base + row * tile.keys]
+                for into, v in zip(self._sums[row], value, strict=True):
+                    into.set(lang.fma(weight, v, into))
+
+    def keep_tops(self) -> None:
+        """The maxima so far, once all threads have had those before."""
+        me = lang.local_id()
         lang.barrier()
-        return queries
+        with lang.if_(me < self._tile.rows):
+            self._tops[me] = self._shrinks[me]
 
-    def take(self, query: list[list[Any]], position: Operand) -> None:
-        """Take the step's key: the first of the first team."""
-        my, zero = self._my, lang.const(0, u32)
-        key = my.load(_Rows(self._key), zero, True, None)
-        value = my.load(self._x, self._value(), False, None)
-        ahead = [position + j * my.lay.teams for j in range(my.lay.keys)]
-        both = ([row] * my.lay.keys for row in (key, value))
-        my.take(self._work, ahead, query, *both, end=position + 1)
+    def finish(self, partial: Any) -> None:
+        """Leave the part's results."""
+        tile, work, me = self._tile, self._work, lang.local_id()
+        totals = lang.shared(f32, tile.teams * tile.rows)
+        with lang.if_(self.team < tile.teams):
+            for row in range(tile.rows):
+                at = self.team * tile.rows + row
+                self._scratch.store(at * tile.dim + self.column, [v.get() for v in self._sums[row]])
+                with lang.if_(self.column == 0):
+                    totals[at] = self._totals[row]
+        lang.barrier()
+        with lang.if_((me < tile.rows) & work.has(me)):
+            at, each = (
+                work.results(me).stats,
+                [totals[n * tile.rows + me] for n in range(tile.teams)],
+            )
+            partial[at] = self._tops[me]
+            partial[at + 1] = fold(each, operator.add)
+        for base in range(0, tile.rows * tile.chunks, THREADS):
+            item = me + base
+            row, column = item // tile.chunks, item % tile.chunks * WIDTH
+            with lang.if_((item < tile.rows * tile.chunks) & work.has(row)):
+                parts = [self._scratch.load((n * tile.rows + row) * tile.dim + column)
+                         for n in range(tile.teams)]  # fmt: skip
+                added = [fold(list(same), operator.add) for same in zip(*parts, strict=True)]
+                partial.store(work.results(row).sums + column, added)
+
+
+def _dot(a: list[Any], b: list[Any]) -> Any:
+    """In four chains."""
+    chains = [x * y for x, y in zip(a[:4], b[:4], strict=True)]
+    for n in range(4, len(a)):
+        chains[n % 4] = lang.fma(a[n], b[n], chains[n % 4])
+    return fold(chains, operator.add)
 
 
 def _rope_split(
@@ -174,19 +364,46 @@ def _rope_split(
     partial: Argument, norms: Argument | None = None,
 ) -> None:  # fmt: skip
     table, masks = masks_of(starts, blocks)
-    work, my = Work(masks, scoring, rows), Thread(Layout(dim, rows, WIDTH))
+    tile, me = Tile(dim, rows), lang.local_id()
+    ahead = Work(masks, scoring, rows, same=lambda value: value)
+    position = lang.bitcast(masks["starts"][ahead.b], u32)
+    past = lang.minimum(ahead.end, position)  # where what the cache has so far ends
+    columns = [(me % tile.lanes + n * tile.lanes) * WIDTH for n in range(tile.chunks // tile.lanes)]
+    pitches = [lang.parameter(name, u32) for name in ("kl", "vl")]
+    cached_keys = _Cached(
+        keys, tile.keys // tile.slots, me // tile.lanes, tile.slots, columns,
+        lambda key: ahead.lines.places(key)[0] + key * pitches[0],
+    )  # fmt: skip
+    cached_values = _Cached(
+        values, -(-tile.keys // tile.teams), me // tile.chunks, tile.teams,
+        [me % tile.chunks * WIDTH], lambda key: ahead.lines.places(key)[1] + key * pitches[1],
+    )  # fmt: skip
+    cached_keys.load(ahead.begin, past)
+    cached_values.load(ahead.begin, past)
+    work = Work(masks, scoring, rows)
     with lang.if_(work.begin < work.end):
-        position = lang.workgroup_uniform(lang.bitcast(masks["starts"][work.b], u32))
-        owns = (work.begin <= position) & (position < work.end)
-        work.end = lang.minimum(work.end, position)  # what the cache has so far
-        step = _Step(work, my, x, norms, owns)
-        step.fill(Turn(cos, sin, **dict(layout)), keys, values, table, position)
-        query = step.queries(product_scale(scoring, LOG2E))
-        with lang.if_(work.begin < work.end):
-            my.read(work, query, keys, values)
-        with lang.if_(owns):
-            step.take(query, position)
-        my.finish(work, partial)
+        step = _Step(tile, product_scale(scoring, LOG2E))
+        owns = (work.begin <= position) & (position < work.end) & (work.block == 0)
+
+        def store(is_value: Any, column: Any, chunk: list[Any]) -> None:
+            for source, name, wanted in ((keys, "kc", ~is_value), (values, "vc", is_value)):
+                to, fits = place_in(table, work.b, work.kv_head, lang.const(0, u32), name)
+                with lang.if_(owns & wanted & fits):
+                    source.store(to + column, chunk)
+
+        step.fill(work, Turn(cos, sin, **dict(layout)), x, norms, position, store)
+        part = _Part(tile, work, step, columns)
+        lang.barrier()
+        part.own_products()
+        for base in lang.range(work.begin, work.end, tile.keys):
+            part.products(cached_keys)
+            cached_keys.load(base + tile.keys, past)
+            lang.barrier()
+            part.weigh(base, position)
+            part.add(base, cached_values, position, past)
+            cached_values.load(base + tile.keys, past)
+            part.keep_tops()
+        part.finish(partial)
 
 
 kernel: Kernel = Kernel(_rope_split, workgroup=THREADS, name="rope_split", rewritable=True)
