@@ -19,6 +19,7 @@ from functools import reduce
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import f32, u32
@@ -84,6 +85,11 @@ class Parts(Struct, frozen=True):
         """Groups of the first launch."""
         return self.batch * self.heads * self.blocks * self.splits
 
+    def step_of_all(self, form: Form[AttentionAttrs]) -> int:
+        """The step, if no part has more keys than that, so that kernels divide by it; else 0."""
+        windowed, (_, lk) = form.attrs.window is not None, extents(form)
+        return self.step if not windowed and self.splits * self.step >= lk else 0
+
     @property
     def all_queries(self) -> int:
         """Queries of every sequence and head."""
@@ -102,8 +108,17 @@ class Parts(Struct, frozen=True):
                 "width": self.width, "stats": stats}  # fmt: skip
 
 
-def part_of(sight: Sight, splits: Any, windowed: bool) -> tuple[Any, Any, Any]:
-    """Where the first part begins, a multiple of the step; keys of a part; parts that have any."""
+def part_of(
+    sight: Sight, splits: Any, windowed: bool, known: int = 0
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Where the first part begins, a multiple of the step; keys of a part; parts that have any.
+
+    Args:
+        known: as of `Parts.step_of_all`.
+    """
+    if known:
+        parts = (sight.end + (known - 1)) // known
+        return lang.const(0, u32), lang.const(known, u32), parts
     step, begin = lang.parameter("step", u32), sight.begin
     begin = begin // step * step if windowed else begin
     count = sight.end - begin
@@ -135,7 +150,7 @@ class Work:
 
     Args:
         rows: of the group; single: each head has one query, so that rows are heads.
-        same: as of `Sight`.
+        same: as of `Sight`; known: as of `part_of`.
     """
 
     split: Any
@@ -145,7 +160,7 @@ class Work:
 
     def __init__(
         self, masks: dict[str, Any], scoring: Scoring, rows: int, single: bool = False,
-        same: Callable[[Any], Any] = lang.workgroup_uniform,
+        same: Callable[[Any], Any] = lang.workgroup_uniform, known: int = 0,
     ) -> None:  # fmt: skip
         p = parameters("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
@@ -155,7 +170,7 @@ class Work:
         self.kv_head, self.b = group % heads, group // heads
         sight = Sight(masks, scoring, self.b, p["lq"], p["lk"], same)
         self._sight, self._scoring = sight, scoring
-        first, part, _ = part_of(self._sight, p["splits"], scoring.windowed)
+        first, part, _ = part_of(self._sight, p["splits"], scoring.windowed, known)
         self.begin: Any = lang.minimum(first + self.split * part, self._sight.end)
         self.end: Any = lang.minimum(self.begin + part, self._sight.end)
         self.all_begin: Any = self._sight.begin
@@ -238,11 +253,13 @@ class Teams(Struct, frozen=True):
 
 
 def _combine(
-    *, early: bool, lay: Teams, scoring: Scoring, partial: Argument, y: Argument, **masks: Argument
-) -> None:
+    *, early: bool, lay: Teams, scoring: Scoring, known: int, partial: Argument, y: Argument,
+    **masks: Argument,
+) -> None:  # fmt: skip
     """A group has one query.
 
     Args:
+        known: as of `part_of`.
         early: the next launch may take its places at once: these groups leave most of a GPU free.
     """
     if early:
@@ -253,8 +270,8 @@ def _combine(
     i, b = group % p["lq"], group // p["lq"]
     kv_heads, kv_head = p["heads"] // p["share"], head // p["share"]
     query = (b * kv_heads + kv_head) * (p["share"] * p["lq"]) + i * p["share"] + head % p["share"]
-    sight = Sight(masks, scoring, b, p["lq"], p["lk"])
-    _, _, used = part_of(sight, p["splits"], scoring.windowed)
+    sight = Sight(masks, scoring, b, p["lq"], p["lk"], lambda value: value)
+    _, _, used = part_of(sight, p["splits"], scoring.windowed, known)
     team, lane = lang.minimum(me // lay.lanes, lay.teams - 1), me % lay.lanes
     first_high, whole = sink_of(masks, head, LOG2E)
     high, total = lang.var(first_high), lang.var(lang.select(team == 0, whole, 0.0))
@@ -316,6 +333,8 @@ def launches_of(
     What the first writes counts as changed in place: of parts without keys nobody writes anything.
     """
     lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
+    if lay.together > 1:
+        lay = replace(lay, together=min(TOGETHER, -(-parts.splits // lay.teams)))
     partial = {"partial": Ref(len(form.inputs) + 1, parts.spec)}
     scoring = form.attrs.scoring
     known = (("scoring", scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows))
@@ -327,7 +346,8 @@ def launches_of(
     )  # fmt: skip
     second = launch(
         combine, form, parts.all_queries,
-        (("early", caps.early_launch), ("lay", lay), ("scoring", spans)),
+        (("early", caps.early_launch), ("known", parts.step_of_all(form)), ("lay", lay),
+         ("scoring", spans)),
         partial | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from centella.ops.attention.rope_cluster import RopeTile, kernel
 from centella.ops.attention.rope_ring import RopeRing
 from centella.ops.attention.rope_ring import kernel as rope_ring
 from centella.ops.attention.rope_ring import split_kernel as rope_ring_split
-from centella.ops.attention.rope_split import MOST_DIM, Tile
+from centella.ops.attention.rope_split import MOST_DIM, THREADS, Tile
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
 from centella.ops.attention.split import SPLIT, few_queries
@@ -154,12 +154,17 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
     fits = q.shape[3] <= MOST_DIM and all(s.aligned for s in norms)
     if not (layout["chunk"] and fits):
         return None
-    return parts if 4 * Tile(q.shape[3], parts.rows).words <= caps.max_shared else None
+    return (
+        parts
+        if 4 * Tile(q.shape[3], parts.rows, min(THREADS, caps.max_workgroup)).words
+        <= caps.max_shared
+        else None
+    )
 
 
 def _two_launches(
-    form: Form[RopeAttendAttrs], parts: Parts, caps: Caps, kernel: Kernel = rope_split,
-    constants: Constants = (), threads: int | None = None,
+    form: Form[RopeAttendAttrs], parts: Parts, caps: Caps, kernel: Kernel, constants: Constants,
+    threads: int,
 ) -> Lowered:  # fmt: skip
     inner, count = attention_form(form), len(form.inputs)
     partial = count + 3
@@ -169,6 +174,12 @@ def _two_launches(
     operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
     combine = attend.within(operands, partial).calls[1]
     return Lowered((first, combine), attend.temporaries)
+
+
+def _two_launches_f32(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowered:
+    threads = min(THREADS, caps.max_workgroup)
+    constants = (("known", parts.step_of_all(attention_form(form))), ("threads", threads))
+    return _two_launches(form, parts, caps, rope_split, constants, threads)
 
 
 def _parts_mma(form: Form[RopeAttendAttrs], caps: Caps) -> SplitTile | None:
@@ -209,7 +220,7 @@ RING_SPLIT: Variant[Form[RopeAttendAttrs], RingParts] = Variant(
     "ring_split", _ring_split, _ring_launches, _preferred_mma
 )
 SPLIT_STEP: Variant[Form[RopeAttendAttrs], Parts] = Variant(
-    "split", _parts, _two_launches, lambda form, caps: few_queries(attention_form(form), caps)
+    "split", _parts, _two_launches_f32, lambda form, caps: few_queries(attention_form(form), caps)
 )
 SPLIT_STEP_MMA: Variant[Form[RopeAttendAttrs], SplitTile] = Variant(
     "split_mma", _parts_mma, _two_launches_mma, _preferred_mma

@@ -34,7 +34,8 @@ from centella.ops.elements import offset_of
 from centella.ops.rope import Turn
 from centella.ops.rows import fold
 
-THREADS = 128
+THREADS = 256
+THREADS = 256
 WIDTH = f32.per_chunk
 LANES = 8  # threads that share a key, at most
 MOST_KEYS = 64  # of a tile
@@ -44,10 +45,11 @@ MOST_DIM = 256
 
 
 class Tile(Struct, frozen=True):
-    """Who has what of heads of `dim` elements, for `rows` queries."""
+    """Who has what of heads of `dim` elements, for `rows` queries, among so many threads."""
 
     dim: int
     rows: int
+    threads: int = THREADS
 
     @property
     def chunks(self) -> int:
@@ -62,7 +64,7 @@ class Tile(Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Teams of those threads."""
-        return THREADS // self.lanes
+        return self.threads // self.lanes
 
     @property
     def keys(self) -> int:
@@ -74,7 +76,7 @@ class Tile(Struct, frozen=True):
     @property
     def teams(self) -> int:
         """Rows of values that the group reads side by side."""
-        return THREADS // self.chunks
+        return min(self.threads // self.chunks, max(MOST_PRODUCTS // (self.rows * self.dim), 1))
 
     @property
     def scratch(self) -> int:
@@ -147,6 +149,12 @@ class _Step:
         self._rows = lang.shared(f32, (tile.rows + 2) * tile.dim)
         self._squares = lang.shared(f32, (tile.rows + 1) * tile.chunks)
 
+    def ask(self, work: Work, turn: Turn, x: Any, norms: Any, position: Any) -> list[_Item]:
+        """Load what a thread has of the rows, and of tables and norms."""
+        count = (self._tile.rows + 2) * self._tile.chunks
+        return [self._item(base, work, turn, x, norms, position)
+                for base in range(0, count, self._tile.threads)]  # fmt: skip
+
     def _item(self, base: int, work: Work, turn: Turn, x: Any, norms: Any, position: Any) -> _Item:
         tile, number = self._tile, lang.local_id() + base
         row = lang.minimum(number // tile.chunks, tile.rows + 1)
@@ -173,17 +181,14 @@ class _Step:
         return _Item(row, column, inside, loaded[0], partners, factors)
 
     def fill(
-        self, work: Work, turn: Turn, x: Any, norms: Any, position: Any,
-        store: Callable[[Any, Any, list[Any]], None],
-    ) -> None:  # fmt: skip
+        self, items: list[_Item], norms: Any, store: Callable[[Any, Any, list[Any]], None]
+    ) -> None:
         """Compute the rows; the group's threads see them after a barrier.
 
         Args:
             store: takes whether it is the value, a column, and the key's or the value's chunk.
         """
-        tile, count = self._tile, (self._tile.rows + 2) * self._tile.chunks
-        items = [self._item(base, work, turn, x, norms, position)
-                 for base in range(0, count, THREADS)]  # fmt: skip
+        tile = self._tile
         if norms is not None:
             for item in items:
                 with lang.if_(item.inside & (item.row <= tile.rows)):
@@ -219,10 +224,17 @@ class _Step:
 
 
 class _Part:
-    """A thread's running softmax: sums of a chunk of the head for each query, of its rows."""
+    """A thread's running softmax: sums of a chunk of the head for each query, of its rows.
 
-    def __init__(self, tile: Tile, work: Work, step: _Step, columns: list[Any]) -> None:
+    Args:
+        once: whether a part has one tile, so that nothing shrinks.
+    """
+
+    def __init__(
+        self, tile: Tile, work: Work, step: _Step, columns: list[Any], once: bool
+    ) -> None:  # fmt: skip
         self._tile, self._work, self._step, self._columns = tile, work, step, columns
+        self._once = once
         self._scratch = lang.shared(f32, tile.scratch)
         self._scores = lang.shared(f32, tile.rows * tile.keys)
         self._weights = lang.shared(f32, tile.rows * tile.keys)
@@ -232,8 +244,9 @@ class _Part:
         me = lang.local_id()
         self.slot, self.lane = me // tile.lanes, me % tile.lanes
         self.team, self.column = me // tile.chunks, me % tile.chunks * WIDTH
-        with lang.if_(me < tile.rows):
-            self._tops[me] = LOWEST
+        if not once:
+            with lang.if_(me < tile.rows):
+                self._tops[me] = LOWEST
 
     def products(self, cached: _Cached) -> None:
         """Leave a thread's products of each query with the tile's keys."""
@@ -257,7 +270,7 @@ class _Part:
         """Scores and weights of a tile; what shrinks the sums so far."""
         tile, work = self._tile, self._work
         count = tile.rows * tile.keys
-        pairs = [lang.local_id() + n for n in range(0, count, THREADS)]
+        pairs = [lang.local_id() + n for n in range(0, count, tile.threads)]
         for pair in pairs:
             safe = lang.minimum(pair, count - 1)
             row, key = safe // tile.keys, base + safe % tile.keys
@@ -270,7 +283,8 @@ class _Part:
             safe = lang.minimum(pair, count - 1)
             row = safe // tile.keys
             chunks = [self._scores.load(row * tile.keys + n) for n in range(0, tile.keys, 4)]
-            before, score = self._tops[row], self._scores[safe]
+            score = self._scores[safe]
+            before = lang.const(LOWEST, f32) if self._once else self._tops[row]
             top = reduce(lang.fmax, (v for chunk in chunks for v in chunk), before)
             weight = lang.select(score > LOWEST, lang.exp2(score - top), 0.0)
             with lang.if_(pair < count):
@@ -296,9 +310,10 @@ class _Part:
         values = [[lang.select(c, v.get(), 0.0) for v in kept]
                   for c, kept in zip(counts, cached.kept, strict=True)]  # fmt: skip
         for row in range(tile.rows):
-            top = self._shrinks[row]
-            shrink = lang.exp2(self._tops[row] - top)
-            total, sums = self._totals[row] * shrink, [s * shrink for s in self._sums[row]]
+            total, sums = self._totals[row], self._sums[row]
+            if not self._once:
+                shrink = lang.exp2(self._tops[row] - self._shrinks[row])
+                total, sums = total * shrink, [s * shrink for s in sums]
             for key, value in zip(keys, values, strict=True):
                 inside = key - base < tile.keys
                 at = lang.minimum(key - base, tile.keys - 1) + row * tile.keys
@@ -322,6 +337,25 @@ class _Part:
         with lang.if_(me < self._tile.rows):
             self._tops[me] = self._shrinks[me]
 
+    def walk(self, keys: _Cached, values: _Cached, position: Any, past: Any) -> None:
+        """Take all keys of the part; the first tile of them is loaded."""
+        work, step = self._work, self._tile.keys
+        if self._once:
+            self._take(work.begin, keys, values, position, past)
+            return
+        for base in lang.range(work.begin, work.end, step):
+            self._take(base, keys, values, position, past)
+            values.load(base + step, past)
+            self.keep_tops()
+
+    def _take(self, base: Any, keys: _Cached, values: _Cached, position: Any, past: Any) -> None:
+        self.products(keys)
+        if not self._once:
+            keys.load(base + self._tile.keys, past)
+        lang.barrier()
+        self.weigh(base, position)
+        self.add(base, values, position, past)
+
     def finish(self, partial: Any) -> None:
         """Leave the part's results."""
         tile, work, me = self._tile, self._work, lang.local_id()
@@ -338,9 +372,9 @@ class _Part:
                 work.results(me).stats,
                 [totals[n * tile.rows + me] for n in range(tile.teams)],
             )
-            partial[at] = self._tops[me]
+            partial[at] = self._shrinks[me]
             partial[at + 1] = fold(each, operator.add)
-        for base in range(0, tile.rows * tile.chunks, THREADS):
+        for base in range(0, tile.rows * tile.chunks, tile.threads):
             item = me + base
             row, column = item // tile.chunks, item % tile.chunks * WIDTH
             with lang.if_((item < tile.rows * tile.chunks) & work.has(row)):
@@ -360,14 +394,21 @@ def _dot(a: list[Any], b: list[Any]) -> Any:
 
 def _rope_split(
     *, dim: int, rows: int, scoring: Scoring, layout: tuple[tuple[str, bool], ...], blocks: bool,
-    x: Argument, cos: Argument, sin: Argument, starts: Argument, keys: Argument, values: Argument,
-    partial: Argument, norms: Argument | None = None,
+    known: int, threads: int, x: Argument, cos: Argument, sin: Argument, starts: Argument,
+    keys: Argument, values: Argument, partial: Argument, norms: Argument | None = None,
 ) -> None:  # fmt: skip
+    """A group has a part of the keys of a head.
+
+    Args:
+        known: as of `part_of`.
+    """
     table, masks = masks_of(starts, blocks)
-    tile, me = Tile(dim, rows), lang.local_id()
-    ahead = Work(masks, scoring, rows, same=lambda value: value)
+    tile, me = Tile(dim, rows, threads), lang.local_id()
+    ahead = Work(masks, scoring, rows, same=lambda value: value, known=known)
     position = lang.bitcast(masks["starts"][ahead.b], u32)
     past = lang.minimum(ahead.end, position)  # where what the cache has so far ends
+    step = _Step(tile, product_scale(scoring, LOG2E))
+    items = step.ask(ahead, Turn(cos, sin, **dict(layout)), x, norms, position)
     columns = [(me % tile.lanes + n * tile.lanes) * WIDTH for n in range(tile.chunks // tile.lanes)]
     pitches = [lang.parameter(name, u32) for name in ("kl", "vl")]
     cached_keys = _Cached(
@@ -380,9 +421,8 @@ def _rope_split(
     )  # fmt: skip
     cached_keys.load(ahead.begin, past)
     cached_values.load(ahead.begin, past)
-    work = Work(masks, scoring, rows)
+    work = Work(masks, scoring, rows, known=known)
     with lang.if_(work.begin < work.end):
-        step = _Step(tile, product_scale(scoring, LOG2E))
         owns = (work.begin <= position) & (position < work.end) & (work.block == 0)
 
         def store(is_value: Any, column: Any, chunk: list[Any]) -> None:
@@ -391,18 +431,11 @@ def _rope_split(
                 with lang.if_(owns & wanted & fits):
                     source.store(to + column, chunk)
 
-        step.fill(work, Turn(cos, sin, **dict(layout)), x, norms, position, store)
-        part = _Part(tile, work, step, columns)
+        step.fill(items, norms, store)
+        part = _Part(tile, work, step, columns, known == tile.keys)
         lang.barrier()
         part.own_products()
-        for base in lang.range(work.begin, work.end, tile.keys):
-            part.products(cached_keys)
-            cached_keys.load(base + tile.keys, past)
-            lang.barrier()
-            part.weigh(base, position)
-            part.add(base, cached_values, position, past)
-            cached_values.load(base + tile.keys, past)
-            part.keep_tops()
+        part.walk(cached_keys, cached_values, position, past)
         part.finish(partial)
 
 
