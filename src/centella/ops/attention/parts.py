@@ -50,6 +50,29 @@ TOGETHER = 8  # parts that a thread loads at once
 FEW = 2  # teams where threads are a CPU's; they load one part at a time
 
 
+class Known(Struct, frozen=True):
+    """Numbers that a program is written for: a division by another one takes 25 instructions.
+
+    Attributes:
+        step: keys that every part has at most; 0: parts have several steps, or begin anywhere.
+        heads, share, lq, blocks, dim: as the launch parameters; 0: it is a parameter.
+    """
+
+    step: int = 0
+    heads: int = 0
+    share: int = 0
+    lq: int = 0
+    blocks: int = 0
+    dim: int = 0
+
+    def among(self, names: str) -> dict[str, Any]:
+        """Launch parameters by name; those that are known are constants."""
+        return {
+            name: lang.const(value, u32) if (value := getattr(self, name, 0)) else parameter
+            for name, parameter in parameters(names).items()
+        }
+
+
 class Parts(Struct, frozen=True):
     """Of `queries` that share their keys, `rows` at a time, in so many blocks; keys in `splits`."""
 
@@ -85,10 +108,14 @@ class Parts(Struct, frozen=True):
         """Groups of the first launch."""
         return self.batch * self.heads * self.blocks * self.splits
 
-    def step_of_all(self, form: Form[AttentionAttrs]) -> int:
-        """The step, if no part has more keys than that, so that kernels divide by it; else 0."""
-        windowed, (_, lk) = form.attrs.window is not None, extents(form)
-        return self.step if not windowed and self.splits * self.step >= lk else 0
+    def known(self, form: Form[AttentionAttrs], heads: bool = False) -> Known:
+        """What kernels may divide by as constants; `heads`: those of the form, too."""
+        windowed, (kv_heads, lk) = form.attrs.window is not None, extents(form)
+        step = self.step if not windowed and self.splits * self.step >= lk else 0
+        if not heads:
+            return Known(step)
+        _, all_heads, lq, dim = form.inputs[0].shape
+        return Known(step, all_heads, all_heads // kv_heads, lq, self.blocks, dim)
 
     @property
     def all_queries(self) -> int:
@@ -109,16 +136,16 @@ class Parts(Struct, frozen=True):
 
 
 def part_of(
-    sight: Sight, splits: Any, windowed: bool, known: int = 0
+    sight: Sight, splits: Any, windowed: bool, known: Known
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Where the first part begins, a multiple of the step; keys of a part; parts that have any.
 
     Args:
-        known: as of `Parts.step_of_all`.
+        known: what the program is written for.
     """
-    if known:
-        parts = (sight.end + (known - 1)) // known
-        return lang.const(0, u32), lang.const(known, u32), parts
+    if known.step:
+        parts = (sight.end + (known.step - 1)) // known.step
+        return lang.const(0, u32), lang.const(known.step, u32), parts
     step, begin = lang.parameter("step", u32), sight.begin
     begin = begin // step * step if windowed else begin
     count = sight.end - begin
@@ -126,6 +153,9 @@ def part_of(
     parts = (count + (part - 1)) // part
     # Never more than `splits`, which is not seen where keys begin late; loops' rounds are counted.
     return begin, part, lang.minimum(parts, splits) if windowed else parts
+
+
+UNKNOWN = Known()
 
 
 class Results:
@@ -160,9 +190,9 @@ class Work:
 
     def __init__(
         self, masks: dict[str, Any], scoring: Scoring, rows: int, single: bool = False,
-        same: Callable[[Any], Any] = lang.workgroup_uniform, known: int = 0,
+        same: Callable[[Any], Any] = lang.workgroup_uniform, known: Known = UNKNOWN,
     ) -> None:  # fmt: skip
-        p = parameters("heads share lq lk blocks splits qb qh ql")
+        p = known.among("heads share lq lk blocks splits qb qh ql")
         group = lang.group_id()
         self.split, group = group % p["splits"], group // p["splits"]
         self.block, group = group % p["blocks"], group // p["blocks"]
@@ -253,7 +283,7 @@ class Teams(Struct, frozen=True):
 
 
 def _combine(
-    *, early: bool, lay: Teams, scoring: Scoring, known: int, partial: Argument, y: Argument,
+    *, early: bool, lay: Teams, scoring: Scoring, known: Known, partial: Argument, y: Argument,
     **masks: Argument,
 ) -> None:  # fmt: skip
     """A group has one query.
@@ -264,7 +294,7 @@ def _combine(
     """
     if early:
         lang.ptx.launch_dependents()
-    p = parameters("heads share lq lk dim splits yb yl yh")
+    p = known.among("heads share lq lk dim splits yb yl yh")
     group, me, width = lang.group_id(), lang.local_id(), lay.width
     head, group = group % p["heads"], group // p["heads"]
     i, b = group % p["lq"], group // p["lq"]
@@ -309,7 +339,8 @@ def _combine(
         whole = lang.fma(weight, stats[n + lay.teams], whole)
     factor = share_of(whole)
     start, per = b * p["yb"] + i * p["yl"] + head * p["yh"], y.dtype.per_word
-    for word in lang.range(me, (p["dim"] + (per - 1)) // per, lay.threads):
+
+    def write(word: Any) -> None:
         values = []
         for e in range(per):
             value = lang.const(0.0, f32)
@@ -317,6 +348,13 @@ def _combine(
                 value = lang.fma(weight, sums[word * per + (n * width + e)], value)
             values.append(value * factor)
         y.store(start + word * per, values)
+
+    if 0 < known.dim <= lay.threads * per:
+        with lang.if_(me < -(-known.dim // per)):
+            write(me)
+        return
+    for word in lang.range(me, (p["dim"] + (per - 1)) // per, lay.threads):
+        write(word)
 
 
 combine: Kernel = Kernel(
@@ -326,9 +364,12 @@ combine: Kernel = Kernel(
 
 def launches_of(
     kernel: Kernel, parts: Parts, form: Form[AttentionAttrs], constants: Constants, caps: Caps,
-    threads: int | None = None,
+    threads: int | None = None, whole_step: bool = False,
 ) -> Lowered:  # fmt: skip
     """Two launches: a group for each part of the keys of a head; one for each query.
+
+    Args:
+        whole_step: whether the form is a model's own, whose heads programs may be written for.
 
     What the first writes counts as changed in place: of parts without keys nobody writes anything.
     """
@@ -346,7 +387,7 @@ def launches_of(
     )  # fmt: skip
     second = launch(
         combine, form, parts.all_queries,
-        (("early", caps.early_launch), ("known", parts.step_of_all(form)), ("lay", lay),
+        (("early", caps.early_launch), ("known", parts.known(form, whole_step)), ("lay", lay),
          ("scoring", spans)),
         partial | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,

@@ -170,7 +170,7 @@ def _two_launches(
     partial = count + 3
     left = {"partial": Ref(partial, parts.spec)}
     first = _first(kernel, form, parts, constants, {}, left, threads)
-    attend = launches_of(kernel, parts, inner, (), caps)
+    attend = launches_of(kernel, parts, inner, (), caps, whole_step=True)
     operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
     combine = attend.within(operands, partial).calls[1]
     return Lowered((first, combine), attend.temporaries)
@@ -178,7 +178,7 @@ def _two_launches(
 
 def _two_launches_f32(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowered:
     threads = min(THREADS, caps.max_workgroup)
-    constants = (("known", parts.step_of_all(attention_form(form))), ("threads", threads))
+    constants = (("known", parts.known(attention_form(form), heads=True)), ("threads", threads))
     return _two_launches(form, parts, caps, rope_split, constants, threads)
 
 

@@ -26,7 +26,7 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Operand
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
-from centella.ops.attention.parts import Work
+from centella.ops.attention.parts import Known, Work
 from centella.ops.attention.rope_cluster import masks_of
 from centella.ops.attention.weights import LOG2E
 from centella.ops.cache import place_in
@@ -305,8 +305,8 @@ class _Part:
         """Add up the tile's weighed values, the step's own among them."""
         tile = self._tile
         owns = (base <= position) & (position < self._work.end) & (position - base < tile.keys)
-        keys = cached.keys(base)
-        counts = [(key < past) & (key - base < tile.keys) for key in keys]
+        keys, exact = cached.keys(base), tile.teams * len(cached.kept) == tile.keys
+        counts = [key < past if exact else (key < past) & (key - base < tile.keys) for key in keys]
         values = [[lang.select(c, v.get(), 0.0) for v in kept]
                   for c, kept in zip(counts, cached.kept, strict=True)]  # fmt: skip
         for row in range(tile.rows):
@@ -314,15 +314,16 @@ class _Part:
             if not self._once:
                 shrink = lang.exp2(self._tops[row] - self._shrinks[row])
                 total, sums = total * shrink, [s * shrink for s in sums]
-            for key, value in zip(keys, values, strict=True):
-                inside = key - base < tile.keys
-                at = lang.minimum(key - base, tile.keys - 1) + row * tile.keys
-                weight = lang.select(inside, self._weights[at], 0.0)
+            for n, value in enumerate(values):
+                at = self.team + n * tile.teams
+                weight = self._weights[(at if exact else lang.minimum(at, tile.keys - 1))
+                                       + row * tile.keys]  # fmt: skip
+                weight = weight if exact else lang.select(at < tile.keys, weight, 0.0)
                 total = total + weight
                 sums = [lang.fma(weight, v, s) for v, s in zip(value, sums, strict=True)]
             self._totals[row].set(total)
-            for into, value in zip(self._sums[row], sums, strict=True):
-                into.set(value)
+            for into, v in zip(self._sums[row], sums, strict=True):
+                into.set(v)
         with lang.if_(owns & (self.team == 0)):
             value = self._step.row(tile.rows + 1, [self.column])
             for row in range(tile.rows):
@@ -394,13 +395,13 @@ def _dot(a: list[Any], b: list[Any]) -> Any:
 
 def _rope_split(
     *, dim: int, rows: int, scoring: Scoring, layout: tuple[tuple[str, bool], ...], blocks: bool,
-    known: int, threads: int, x: Argument, cos: Argument, sin: Argument, starts: Argument,
+    known: Known, threads: int, x: Argument, cos: Argument, sin: Argument, starts: Argument,
     keys: Argument, values: Argument, partial: Argument, norms: Argument | None = None,
 ) -> None:  # fmt: skip
     """A group has a part of the keys of a head.
 
     Args:
-        known: as of `part_of`.
+        known: what the program is written for.
     """
     table, masks = masks_of(starts, blocks)
     tile, me = Tile(dim, rows, threads), lang.local_id()
@@ -432,7 +433,7 @@ def _rope_split(
                     source.store(to + column, chunk)
 
         step.fill(items, norms, store)
-        part = _Part(tile, work, step, columns, known == tile.keys)
+        part = _Part(tile, work, step, columns, known.step == tile.keys)
         lang.barrier()
         part.own_products()
         part.walk(cached_keys, cached_values, position, past)
