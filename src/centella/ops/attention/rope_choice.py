@@ -21,7 +21,7 @@ from centella.ops.attention.rope_ring import split_kernel as rope_ring_split
 from centella.ops.attention.rope_split import MOST_DIM, THREADS, Tile
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
-from centella.ops.attention.split import SPLIT, few_queries
+from centella.ops.attention.split import few_queries, parts_of
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.split_warp import tile_of
 from centella.ops.attention.warp_sums import SplitTile
@@ -32,6 +32,8 @@ from centella.ops.rope_attend import RopeAttendAttrs, attention_form, cache_form
 from centella.ops.rows import strides_of
 from centella.specs import Caps
 
+FEW_GROUPS = 264  # two for each multiprocessor of an H200
+MANY_GROUPS = 1024  # of parts in f32: one step of keys each, if that takes no more groups
 WARPS = 6  # of a group of a cluster, whose keys lie in a row: as many as registers allow
 
 
@@ -147,8 +149,8 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
     inner = attention_form(form)
     keys, values, x, cos, sin, _, *norms = form.inputs
     q = inner.inputs[0]
-    parts = SPLIT.tile(inner, caps) if q.shape[2] == 1 and x.dtype is f32 else None
-    if not isinstance(parts, Parts):
+    parts = parts_of(inner, caps, MANY_GROUPS) if q.shape[2] == 1 and x.dtype is f32 else None
+    if parts is None:
         return None
     layout = layout_of(cos, sin, form.attrs.interleaved, q, keys, values, x)
     fits = q.shape[3] <= MOST_DIM and all(s.aligned for s in norms)
@@ -160,6 +162,11 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
         <= caps.max_shared
         else None
     )
+
+
+def _threads(parts: Parts, caps: Caps) -> int:
+    """Threads of a group in f32: more where groups are few, so that each has less to do."""
+    return min(THREADS if parts.groups <= FEW_GROUPS else THREADS // 2, caps.max_workgroup)
 
 
 def _two_launches(
@@ -177,7 +184,7 @@ def _two_launches(
 
 
 def _two_launches_f32(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowered:
-    threads = min(THREADS, caps.max_workgroup)
+    threads = _threads(parts, caps)
     constants = (("known", parts.known(attention_form(form), heads=True)), ("threads", threads))
     return _two_launches(form, parts, caps, rope_split, constants, threads)
 

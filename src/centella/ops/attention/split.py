@@ -21,7 +21,7 @@ from centella.lang.values import Expr, Operand, Var
 from centella.op.op import Form, Lowered
 from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
-from centella.ops.attention.parts import Parts, Work, launches_of
+from centella.ops.attention.parts import ENOUGH_GROUPS, Parts, Work, launches_of
 from centella.ops.attention.problem import (
     AttentionAttrs,
     AttentionVariant,
@@ -311,16 +311,17 @@ def _split(
 kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewritable=True)
 
 
-def _parts_of(form: Form[AttentionAttrs], caps: Caps) -> Parts | None:
-    """The parts, where the threads of a group hold a head."""
+def parts_of(
+    form: Form[AttentionAttrs], caps: Caps, enough: int = ENOUGH_GROUPS
+) -> Parts | None:  # fmt: skip
+    """The parts, where the threads of a group hold a head; `enough`: groups for a large GPU."""
     batch, _, queries, dim = form.inputs[0].shape
     if not 0 < dim <= MOST_DIM or texts_of(form) is not None:
         return None
     row = row_of(caps)
     few_keys, fewer = row.short
     short = batch == 1 and keys_seen(form, queries) <= few_keys
-    rows = fewer if short else row.rows
-    return Parts.of(form, FEWEST_KEYS, most=rows)
+    return Parts.of(form, FEWEST_KEYS, enough, fewer if short else row.rows)
 
 
 def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
@@ -335,5 +336,5 @@ def few_queries(form: Form[AttentionAttrs], caps: Caps) -> bool:
 
 
 SPLIT = AttentionVariant(
-    "split", _parts_of, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}, no offsets"
+    "split", parts_of, _launches, few_queries, needs=f"takes head_dim 1 to {MOST_DIM}, no offsets"
 )

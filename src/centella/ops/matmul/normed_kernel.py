@@ -49,7 +49,7 @@ from centella.ops.rows import Row, Team, fold
 from centella.specs import Caps
 
 MOST_KEPT = 32  # elements of x that a thread keeps while it computes moments
-LANES, OUTS = 64, 4  # threads of a team, and its rows of W; twice as many where x is f32
+LANES, OUTS = 64, 4  # threads of a team, and its rows of W; of short rows and f32 x twice as many
 
 
 class _Normed(Rows, frozen=True):
@@ -228,9 +228,9 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     steps = problem.k // max(d.per_chunk for d in dtypes)
     if thin.rolled or thin.m > PARTIAL or steps < LANES:
         return thin
-    wide = dtypes[0].itemsize > dtypes[1].itemsize
-    unroll = 2 if steps % (2 * LANES) == 0 and not wide else 1
-    return replace(thin, lanes=LANES, outs=2 * OUTS if wide else OUTS, unroll=unroll)
+    if dtypes[0].itemsize > dtypes[1].itemsize and steps <= 2 * LANES:
+        return replace(thin, lanes=LANES, outs=2 * OUTS, unroll=1)
+    return replace(thin, lanes=LANES, outs=OUTS, unroll=2 if steps % (2 * LANES) == 0 else 1)
 
 
 def product_of(form: Form[NormedAttrs]) -> Product:

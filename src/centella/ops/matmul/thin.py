@@ -200,7 +200,7 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     teams = [n for n in (min(lanes, threads), 64, 32, 8) if n <= min(lanes, max(steps, 8))]
     for lanes in teams:
         for unroll in range(most, 1, -1):
-            if lanes == 32 and unroll == 2 and m == 1 and caps.reserves_registers and threads >= 64:
+            if lanes == 32 and unroll == 2 and m == 1 and threads >= 64:
                 lanes, unroll = 64, 1  # as much under way, by threads that wait for less
             if lanes >= 32 and steps % (lanes * unroll) == 0:
                 return Thin(m, lanes, outs, unroll, threads, row.rolled)
