@@ -18,7 +18,7 @@ from centella.ops.attention.rope_cluster import RopeTile, kernel
 from centella.ops.attention.rope_ring import RopeRing
 from centella.ops.attention.rope_ring import kernel as rope_ring
 from centella.ops.attention.rope_ring import split_kernel as rope_ring_split
-from centella.ops.attention.rope_split import MOST_DIM, THREADS, Tile
+from centella.ops.attention.rope_split import MOST_DIM, THREADS, Tile, rows_for
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
 from centella.ops.attention.split import few_queries, parts_of
@@ -149,19 +149,15 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
     inner = attention_form(form)
     keys, values, x, cos, sin, _, *norms = form.inputs
     q = inner.inputs[0]
-    parts = parts_of(inner, caps, MANY_GROUPS) if q.shape[2] == 1 and x.dtype is f32 else None
-    if parts is None:
-        return None
+    dim = q.shape[3]
     layout = layout_of(cos, sin, form.attrs.interleaved, q, keys, values, x)
-    fits = q.shape[3] <= MOST_DIM and all(s.aligned for s in norms)
-    if not (layout["chunk"] and fits):
+    one = q.shape[2] == 1 and x.dtype is f32 and dim <= MOST_DIM
+    if not (one and layout["chunk"] and all(s.aligned for s in norms)):
         return None
-    return (
-        parts
-        if 4 * Tile(q.shape[3], parts.rows, min(THREADS, caps.max_workgroup)).words
-        <= caps.max_shared
-        else None
-    )
+    parts = parts_of(inner, caps, MANY_GROUPS, rows_for(dim))
+    if parts is None or 4 * Tile(dim, parts.rows, _threads(parts, caps)).words > caps.max_shared:
+        return None
+    return parts
 
 
 def _threads(parts: Parts, caps: Caps) -> int:

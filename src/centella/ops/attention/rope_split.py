@@ -44,6 +44,11 @@ MOST_PRODUCTS = 2048  # words of workgroup memory
 MOST_DIM = 256
 
 
+def rows_for(dim: int) -> int:
+    """Queries whose sums of two teams fit in workgroup memory, a power of two."""
+    return max(1 << (MOST_PRODUCTS // (2 * dim)).bit_length() - 1, 1)
+
+
 class Tile(Struct, frozen=True):
     """Who has what of heads of `dim` elements, for `rows` queries, among so many threads."""
 
@@ -63,14 +68,16 @@ class Tile(Struct, frozen=True):
 
     @property
     def slots(self) -> int:
-        """Teams of those threads."""
-        return self.threads // self.lanes
+        """Teams of those threads; those left over repeat the last one's loads."""
+        return min(self.threads // self.lanes, MOST_KEYS)
 
     @property
     def keys(self) -> int:
         """Keys of a tile, the same number for each team."""
         held = self.slots * MOST_CHUNKS * self.lanes // self.chunks
-        most = min(MOST_KEYS, held, MOST_PRODUCTS // (self.rows * self.lanes))
+        most = min(
+            MOST_KEYS, held, self.teams * MOST_CHUNKS, MOST_PRODUCTS // (self.rows * self.lanes)
+        )
         return max(most // self.slots, 1) * self.slots
 
     @property
@@ -242,8 +249,10 @@ class _Part:
         self._sums: Any = lang.vars(f32, tile.rows, WIDTH, init=0.0)
         self._totals: Any = lang.vars(f32, tile.rows, init=0.0)
         me = lang.local_id()
-        self.slot, self.lane = me // tile.lanes, me % tile.lanes
-        self.team, self.column = me // tile.chunks, me % tile.chunks * WIDTH
+        self._scores_keys = me < tile.slots * tile.lanes
+        self.slot, self.lane = slot_of(tile), me % tile.lanes
+        self._works = me < tile.teams * tile.chunks
+        self.team, self.column = team_of(tile), me % tile.chunks * WIDTH
         if not once:
             with lang.if_(me < tile.rows):
                 self._tops[me] = LOWEST
@@ -251,16 +260,17 @@ class _Part:
     def products(self, cached: _Cached) -> None:
         """Leave a thread's products of each query with the tile's keys."""
         tile = self._tile
-        for row in range(tile.rows):
-            query = self._step.row(row, self._columns)
-            for n, kept in enumerate(cached.kept):
-                key = self.slot + (n * tile.slots + row * tile.keys)
-                self._scratch[key * tile.lanes + self.lane] = _dot(query, [v.get() for v in kept])
+        with lang.if_(self._scores_keys):
+            for row in range(tile.rows):
+                query = self._step.row(row, self._columns)
+                for n, kept in enumerate(cached.kept):
+                    at = (self.slot + (n * tile.slots + row * tile.keys)) * tile.lanes + self.lane
+                    self._scratch[at] = _dot(query, [v.get() for v in kept])
 
     def own_products(self) -> None:
         """Leave those with the step's key, behind the tile's."""
         tile = self._tile
-        with lang.if_(self.slot == 0):
+        with lang.if_(lang.local_id() < tile.lanes):
             key = self._step.row(tile.rows, self._columns)
             for row in range(tile.rows):
                 at = (tile.rows * tile.keys + row) * tile.lanes + self.lane
@@ -316,8 +326,8 @@ class _Part:
                 total, sums = total * shrink, [s * shrink for s in sums]
             for n, value in enumerate(values):
                 at = self.team + n * tile.teams
-                weight = self._weights[(at if exact else lang.minimum(at, tile.keys - 1))
-                                       + row * tile.keys]  # fmt: skip
+                safe = at if exact else lang.minimum(at, tile.keys - 1)
+                weight = self._weights[safe + row * tile.keys]
                 weight = weight if exact else lang.select(at < tile.keys, weight, 0.0)
                 total = total + weight
                 sums = [lang.fma(weight, v, s) for v, s in zip(value, sums, strict=True)]
@@ -361,7 +371,7 @@ class _Part:
         """Leave the part's results."""
         tile, work, me = self._tile, self._work, lang.local_id()
         totals = lang.shared(f32, tile.teams * tile.rows)
-        with lang.if_(self.team < tile.teams):
+        with lang.if_(self._works):
             for row in range(tile.rows):
                 at = self.team * tile.rows + row
                 self._scratch.store(at * tile.dim + self.column, [v.get() for v in self._sums[row]])
@@ -369,20 +379,28 @@ class _Part:
                     totals[at] = self._totals[row]
         lang.barrier()
         with lang.if_((me < tile.rows) & work.has(me)):
-            at, each = (
-                work.results(me).stats,
-                [totals[n * tile.rows + me] for n in range(tile.teams)],
-            )
-            partial[at] = self._shrinks[me]
-            partial[at + 1] = fold(each, operator.add)
+            stats = work.results(me).stats
+            each = [totals[n * tile.rows + me] for n in range(tile.teams)]
+            partial[stats] = self._shrinks[me]
+            partial[stats + 1] = fold(each, operator.add)
         for base in range(0, tile.rows * tile.chunks, tile.threads):
             item = me + base
-            row, column = item // tile.chunks, item % tile.chunks * WIDTH
-            with lang.if_((item < tile.rows * tile.chunks) & work.has(row)):
-                parts = [self._scratch.load((n * tile.rows + row) * tile.dim + column)
+            query, column = item // tile.chunks, item % tile.chunks * WIDTH
+            with lang.if_((item < tile.rows * tile.chunks) & work.has(query)):
+                parts = [self._scratch.load((n * tile.rows + query) * tile.dim + column)
                          for n in range(tile.teams)]  # fmt: skip
                 added = [fold(list(same), operator.add) for same in zip(*parts, strict=True)]
-                partial.store(work.results(row).sums + column, added)
+                partial.store(work.results(query).sums + column, added)
+
+
+def slot_of(tile: Tile) -> Any:
+    """Which key a thread has of those side by side."""
+    return lang.minimum(lang.local_id() // tile.lanes, tile.slots - 1)
+
+
+def team_of(tile: Tile) -> Any:
+    """Which row of values a thread has of those side by side; those left over have the last."""
+    return lang.minimum(lang.local_id() // tile.chunks, tile.teams - 1)
 
 
 def _dot(a: list[Any], b: list[Any]) -> Any:
@@ -413,11 +431,11 @@ def _rope_split(
     columns = [(me % tile.lanes + n * tile.lanes) * WIDTH for n in range(tile.chunks // tile.lanes)]
     pitches = [lang.parameter(name, u32) for name in ("kl", "vl")]
     cached_keys = _Cached(
-        keys, tile.keys // tile.slots, me // tile.lanes, tile.slots, columns,
+        keys, tile.keys // tile.slots, slot_of(tile), tile.slots, columns,
         lambda key: ahead.lines.places(key)[0] + key * pitches[0],
     )  # fmt: skip
     cached_values = _Cached(
-        values, -(-tile.keys // tile.teams), me // tile.chunks, tile.teams,
+        values, -(-tile.keys // tile.teams), team_of(tile), tile.teams,
         [me % tile.chunks * WIDTH], lambda key: ahead.lines.places(key)[1] + key * pitches[1],
     )  # fmt: skip
     cached_keys.load(ahead.begin, past)

@@ -29,7 +29,7 @@ from centella.ops.attention.problem import (
     keys_seen,
     texts_of,
 )
-from centella.ops.attention.table import FEW_QUERIES, row_of
+from centella.ops.attention.table import FEW_QUERIES, MOST_ROWS, row_of
 from centella.ops.attention.weights import LOG2E
 from centella.specs import Caps
 
@@ -312,16 +312,20 @@ kernel: Kernel = Kernel(_split, workgroup=THREADS, name="attention_split", rewri
 
 
 def parts_of(
-    form: Form[AttentionAttrs], caps: Caps, enough: int = ENOUGH_GROUPS
-) -> Parts | None:  # fmt: skip
-    """The parts, where the threads of a group hold a head; `enough`: groups for a large GPU."""
+    form: Form[AttentionAttrs], caps: Caps, enough: int = ENOUGH_GROUPS, most: int = MOST_ROWS
+) -> Parts | None:
+    """The parts, where the threads of a group hold a head.
+
+    Args:
+        enough: groups for a large GPU; most: queries of a group.
+    """
     batch, _, queries, dim = form.inputs[0].shape
     if not 0 < dim <= MOST_DIM or texts_of(form) is not None:
         return None
     row = row_of(caps)
     few_keys, fewer = row.short
     short = batch == 1 and keys_seen(form, queries) <= few_keys
-    return Parts.of(form, FEWEST_KEYS, enough, fewer if short else row.rows)
+    return Parts.of(form, FEWEST_KEYS, enough, min(fewer if short else row.rows, most))
 
 
 def _launches(form: Form[AttentionAttrs], parts: Parts, caps: Caps) -> Lowered:
