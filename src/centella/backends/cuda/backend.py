@@ -19,9 +19,9 @@ from centella.backends.cuda.driver import check, driver, explain, load
 from centella.backends.cuda.graph import Graph
 from centella.backends.cuda.maps import TensorMaps
 from centella.backends.cuda.memory import CudaMemory, host_address
-from centella.backends.cuda.reads import FEW, bring, program_on
 from centella.backends.cuda.stamps import Stamps
 from centella.backends.cuda.ticket import CudaTicket
+from centella.backends.cuda.words import bring, few, program_on
 from centella.emit.program import HostProgram, Program
 from centella.emit.ptx import entry_name, overlaps, shared_layout
 from centella.errors import CompileError, DeviceError, LimitError, OutOfMemoryError
@@ -59,9 +59,9 @@ class CudaBackend(CudaMemory):
         driver_version = int(check(driver.cuDriverGetVersion()))
         self._overlaps = overlaps(self.caps.arch) and driver_version >= CAPTURES_OVERLAPS
         try:  # loaded before there is work, which a driver may wait for
-            self._reader: Any = self.compile(program_on(self.caps)).function
+            self._copier: Any = self.compile(program_on(self.caps)).function
             with self.current():
-                load(self._reader)
+                load(self._copier)
         except BaseException:
             self.close()
             raise
@@ -136,37 +136,44 @@ class CudaBackend(CudaMemory):
 
     def submit(self, work: Submission) -> CudaTicket:
         """Start a submission."""
-        places, end = packed([read.nbytes for read in work.reads])
+        again: Graph | None = None if work.timed and work.launches else work.prepared
+        back = [read.nbytes for read in work.reads]
+        there = [data.nbytes if again and few(data.nbytes) else 0 for _, data in work.uploads]
+        places, end = packed(back + there)
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
-            ticket = CudaTicket(self, self._take_event(), places)
+            ticket = CudaTicket(self, self._take_event(), places[: len(back)])
             pinned = ticket.pinned = self._take_pinned(end) if end else None
             if work.timed and work.launches:
                 ticket.stamps = self._new_stamps(len(work.launches))
             stamps = ticket.stamps
             stream = self._streams.turn().native
-            for slot, data in work.uploads:
-                self._send(work.slots[slot], data, stream)
+            for (slot, data), (at, nbytes) in zip(work.uploads, places[len(back) :], strict=True):
+                if not nbytes or pinned is None:
+                    self._send(work.slots[slot], data, stream)
+                    continue
+                pinned.data[at : at + nbytes] = data.reshape(-1).view(np.uint8)
+                target = work.slots[slot].native
+                bring(self._copier, pinned.address + at, target, nbytes, stream)
             for copy in work.copies:
                 check(driver.cuMemcpyDtoDAsync(
                     work.slots[copy.target].native + copy.start,
                     work.slots[copy.source].native + copy.first,
                     copy.nbytes, stream))  # fmt: skip
-            again: Graph | None = work.prepared if stamps is None else None
             if again is not None:
                 again.launch(stream)
             try:
                 if work.launches and again is None:
                     self._launch(work, stream, stamps)
-                for read, (at, nbytes) in zip(work.reads, places, strict=True):
+                for read, (at, nbytes) in zip(work.reads, places[: len(back)], strict=True):
                     assert pinned is not None
                     source = work.slots[read.slot].native + read.start
-                    if again is None or nbytes > FEW:
+                    if again is None or not few(nbytes):
                         check(driver.cuMemcpyDtoHAsync(
                             pinned.address + at, source, nbytes, stream
                         ))  # fmt: skip
                     else:
-                        bring(self._reader, source, pinned.address + at, nbytes, stream)
+                        bring(self._copier, source, pinned.address + at, nbytes, stream)
                 check(driver.cuEventRecord(ticket.event, stream))
             except OutOfMemoryError as error:  # too late to try again: the launches are under way
                 raise DeviceError(f"{self.name}: {error}") from error

@@ -351,9 +351,8 @@ def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
 
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
-    """More queries than fill a fragment, of heads that are worth their padding."""
-    lq, dim = queries_of(form), form.inputs[0].shape[3]
-    return lq > M and HEADS[0] <= dim <= HEADS[1] and caps.fast_tensor_cores
+    """Heads that are worth their padding; of a few queries, too, it is the shortest program."""
+    return HEADS[0] <= form.inputs[0].shape[3] <= HEADS[1] and caps.fast_tensor_cores
 
 
 MMA = AttentionVariant(

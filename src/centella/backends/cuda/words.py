@@ -1,7 +1,7 @@
-"""Read-backs of a few bytes by a launch that writes into pinned memory.
+"""Copies of a few bytes from and to pinned memory by a launch.
 
-Between two graphs a copy engine's work holds up a stream for some 10 us, such a launch for 2 (H200,
-benchmarks/LOG.md): a token of a decoder, or the vector of a sentence.
+Beside a graph a copy engine's work holds up a stream for some 10 us, such a launch for 2 (H200,
+benchmarks/LOG.md): the ids of a sentence and its vector, or a token of a decoder.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.specs import Caps
 
-FEW = 16 << 10  # bytes of a read-back at most
+FEW = 16 << 10  # bytes at most
 # The parameters (addresses, groups, words, offsets of both), then the pointer to them.
 LAUNCH, POINTER = struct.Struct("<2Q4IQ"), 8
 THREADS = 128
 
 
-def _read_back(*, x: Argument, y: Argument) -> None:
+def few(nbytes: int) -> bool:
+    """Whether so many bytes are copied by a launch."""
+    return nbytes <= FEW and nbytes % 4 == 0
+
+
+def _copy_words(*, x: Argument, y: Argument) -> None:
     """Copy words."""
     word = lang.global_id()
     with lang.if_(word < lang.parameter("words", u32)):
@@ -32,7 +37,7 @@ def _read_back(*, x: Argument, y: Argument) -> None:
 
 
 KERNEL: Kernel = Kernel(
-    _read_back, workgroup=THREADS, name="read_back", signature=signature({"x": 1}, {"y": 1})
+    _copy_words, workgroup=THREADS, name="copy_words", signature=signature({"x": 1}, {"y": 1})
 )
 
 
