@@ -49,8 +49,8 @@ def _compared(
         results: dict[str, np.ndarray] = {}
         contestants = {name: _call(m, some, batch, name, results) for name, m in models.items()}
         for name, times in alternate(contestants, min(args.rounds, 5)).items():
-            first = results[args.devices[0]]
-            cosine = float(np.min(np.sum(first * results[name], -1)))
+            first, own = (_unit(results[who]) for who in (args.devices[0], name))
+            cosine = float(np.min(np.sum(first * own, -1)))
             assert cosine > 0.999, (name, cosine)
             yield {"bench": f"encode on several, {kind} {dtype}", "shape": [len(some)], "who": name,
                    "unit": "texts/s", **summary(times, len(some)), "cosine": cosine}  # fmt: skip
@@ -60,6 +60,11 @@ def _compared(
         rate = len(some) / (time.perf_counter() - begin)
         yield {"bench": f"tokenise, {kind}", "shape": [len(some)], "who": "host",
                "unit": "texts/s", "rate": rate, "worst_decile": rate}  # fmt: skip
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1."""
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def _call(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from checkpoints import peer_encode, words, written
-from measure import Row, alternate, quantiles, summary, torch_or_none
+from measure import Row, alternate, quantiles, summary, timed, torch_or_none
 
 import centella as ct
 from centella.tasks.embed.forward import Forward
@@ -154,7 +154,11 @@ MANY = 1000  # calls, so that the slowest of a hundred is known
 
 
 def sentence(args: argparse.Namespace) -> Iterator[Row]:
-    """Milliseconds of one text to its vector, median and 99th percentile."""
+    """Milliseconds of one text to its vector, median and 99th percentile.
+
+    In turn with the others, so that each call finds the host's caches filled by another program;
+    then alone, one call after the other.
+    """
     calls: dict[str, Any] = {}
     for name in args.devices:
         model = ct.load(args.model, device=name, dtype=args.dtypes or "f16", task="embed")
@@ -165,3 +169,6 @@ def sentence(args: argparse.Namespace) -> Iterator[Row]:
     for who, times in alternate(calls, rounds).items():
         yield {"bench": "one sentence, text to vector", "shape": (1,), "who": who, "unit": "ms",
                **quantiles(times)}  # fmt: skip
+    for who, call in calls.items():
+        yield {"bench": "the same, alone", "shape": (1,), "who": who, "unit": "ms",
+               **quantiles(timed(call, rounds, warm=rounds // 5))}  # fmt: skip
