@@ -92,7 +92,7 @@ def test_many_queries_of_16_bits_go_to_tensor_cores() -> None:
     for given, cores in (
         *((qkv(17, d, lk=5), True) for d in (16, 20, 256)),
         *((qkv(17, d, lk=5), False) for d in (0, 8, 15, 257)),
-        *((qkv(n, 64, lk=5), False) for n in (1, 8, 16)),
+        *((qkv(n, 64, lk=5), True) for n in (1, 8, 16)),
         *((qkv(17, 64, lk=n), n > 0) for n in (0, 1)),
         *((qkv(17, 64, f32, 5), False), (qkv(8, 64, lk=64), False)),
     ):

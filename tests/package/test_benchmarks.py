@@ -102,7 +102,7 @@ def test_several_cards_are_a_case_where_they_are(tmp_path: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=True, env=hidden)
     assert "several: skipped, no device for it is here" in ran.stdout
     ran = subprocess.run([*command, "--small"], capture_output=True, text=True, check=True)
-    assert "encode on several, f16 200 cpu: " in ran.stdout, ran.stdout
+    assert "encode on several, MiniLM f16 200 cpu: " in ran.stdout, ran.stdout
 
 
 def test_rows_are_written_as_they_come(tmp_path: Path) -> None:

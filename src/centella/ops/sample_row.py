@@ -23,7 +23,8 @@ from centella.ops.rows import chunked, load
 from centella.specs import Caps
 
 THREADS = 256
-MANY = 1024  # on CUDA: a multiprocessor reads logits, and waits for each
+MANY = 1024  # on WIDE: a multiprocessor reads logits, and waits for each
+WIDE = ("cuda", "nvidia")  # classes of adapters
 SETTINGS = ("temperature", "top_k", "top_p", "gap", "repetition", "frequency", "presence")
 TOGETHER = 2  # chunks that a thread has under way
 LEVELS = 3
@@ -313,7 +314,7 @@ class SampleAttrs(Struct, frozen=True):
 
 def threads_of(caps: Caps) -> int:
     """Threads of a group."""
-    return min(MANY if caps.shuffles else THREADS, caps.max_workgroup)
+    return min(MANY if caps.adapter_class in WIDE else THREADS, caps.max_workgroup)
 
 
 def launch(

@@ -43,6 +43,7 @@ from centella.ops.attention.problem import (
     parameters,
     queries_of,
     rows_of_16_bits,
+    texts_of,
 )
 from centella.ops.attention.rows import UNSEEN, grow, store_row
 from centella.ops.attention.weights import LOG2E, put
@@ -351,8 +352,10 @@ def _launches(form: Form[AttentionAttrs], tile: MmaTile, caps: Caps) -> Lowered:
 
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
-    """Heads that are worth their padding; of a few queries, too, it is the shortest program."""
-    return HEADS[0] <= form.inputs[0].shape[3] <= HEADS[1] and caps.fast_tensor_cores
+    """Heads that are worth their padding; of texts end to end, those that fill a fragment."""
+    lq, dim = queries_of(form), form.inputs[0].shape[3]
+    fills = lq > M or texts_of(form) is None  # of few queries it is the shortest program
+    return fills and HEADS[0] <= dim <= HEADS[1] and caps.fast_tensor_cores
 
 
 MMA = AttentionVariant(

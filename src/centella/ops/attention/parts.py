@@ -364,17 +364,20 @@ combine: Kernel = Kernel(
 
 def launches_of(
     kernel: Kernel, parts: Parts, form: Form[AttentionAttrs], constants: Constants, caps: Caps,
-    threads: int | None = None, whole_step: bool = False,
+    threads: int | None = None, own: bool = False,
 ) -> Lowered:  # fmt: skip
     """Two launches: a group for each part of the keys of a head; one for each query.
 
     Args:
-        whole_step: whether the form is a model's own, whose heads programs may be written for.
+        own: whether the form is a model's own, whose numbers programs may be written for. Else they
+            are not where keys are a buffer, which may be longer the next time.
 
     What the first writes counts as changed in place: of parts without keys nobody writes anything.
     """
     lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
-    if lay.together > 1:
+    fixed = own or {"lengths", "starts"}.isdisjoint(form.attrs.masks)
+    numbers = parts.known(form, own) if fixed else UNKNOWN
+    if fixed and not row_of(caps).rolled:
         lay = replace(lay, together=min(TOGETHER, -(-parts.splits // lay.teams)))
     partial = {"partial": Ref(len(form.inputs) + 1, parts.spec)}
     scoring = form.attrs.scoring
@@ -387,7 +390,7 @@ def launches_of(
     )  # fmt: skip
     second = launch(
         combine, form, parts.all_queries,
-        (("early", caps.early_launch), ("known", parts.known(form, whole_step)), ("lay", lay),
+        (("early", caps.early_launch), ("known", numbers), ("lay", lay),
          ("scoring", spans)),
         partial | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,

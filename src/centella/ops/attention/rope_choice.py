@@ -173,7 +173,7 @@ def _two_launches(
     partial = count + 3
     left = {"partial": Ref(partial, parts.spec)}
     first = _first(kernel, form, parts, constants, {}, left, threads)
-    attend = launches_of(kernel, parts, inner, (), caps, whole_step=True)
+    attend = launches_of(kernel, parts, inner, (), caps, own=True)
     operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
     combine = attend.within(operands, partial).calls[1]
     return Lowered((first, combine), attend.temporaries)
