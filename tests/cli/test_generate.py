@@ -63,6 +63,13 @@ def test_a_clock_that_has_not_moved() -> None:
     assert line.startswith("3 prompt tokens, 2 tokens in 0.00 s (")
 
 
+def test_one_token_is_no_tokens() -> None:
+    one = Generation([1], "a", "length", 1)
+    assert Answers([one], 1, 0.0).line().startswith("1 prompt token, 1 token in 0.00 s (")
+    nothing = replace(one, ids=[])
+    assert Answers([nothing], 2, 0.0).line().startswith("2 prompt tokens, 0 tokens in 0.00 s (")
+
+
 def test_what_a_step_reads() -> None:
     """The weights but for the embedding, and keys and values of three layers."""
     weights = sum(w.nbytes for name, w in model().model.state_dict().items() if "embed" not in name)

@@ -81,7 +81,12 @@ class Answers(Struct):
         guessed = sum(one.guessed for one in self.all)
         right = sum(one.accepted for one in self.all)
         guesses = f", {right:,} of {guessed:,} guesses right" if guessed else ""
-        return f"{self.prompt_tokens:,} prompt tokens, {self.tokens:,} tokens{first}{then}{guesses}"
+        read, written = _counted(self.prompt_tokens, "prompt token"), _counted(self.tokens, "token")
+        return f"{read}, {written}{first}{then}{guesses}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def answered(
