@@ -142,6 +142,8 @@ def test_the_command_for_a_decoder(tmp_path: Path) -> None:
     assert stored["ok"] and stored["tokens"]["equal"] == 24 and len(stored["layers"]) == 5
     missing = call(*model, "cpu")
     assert missing.exit_code == 1 and "transformers" in missing.output
+    said = "without it, another device is compared with the CPU: --device webgpu"
+    assert said in missing.output
     rows = call(*model, "simulator", "--quantize", "q8_0")
     assert rows.exit_code == 1 and "rows of a multiple of 32" in rows.output
     bare = call("--quantize", "q8_0")

@@ -11,7 +11,7 @@ import typer
 
 from centella.cli.options import Device
 from centella.cli.output import out, out_json, progress
-from centella.errors import CentellaError
+from centella.errors import CentellaError, MissingExtraError
 from centella.host.files import expect_writable, replaced
 
 if TYPE_CHECKING:
@@ -53,7 +53,14 @@ def run(
     if json_file is not None and json_file != "-":
         expect_writable(json_file)  # before the work is done
     if model is not None:
-        report = check_model(model, device, quantize=quantize, audio=audio)
+        try:
+            report = check_model(model, device, quantize=quantize, audio=audio)
+        except MissingExtraError as error:
+            if error.extra != "reference":
+                raise
+            raise CentellaError(
+                f"{error}; without it, another device is compared with the CPU: --device webgpu"
+            ) from error
     else:
         with progress("", True) if sys.stderr.isatty() else nullcontext() as tell:
             report = check_device(device, progress=tell)
