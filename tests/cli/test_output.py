@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import select
@@ -13,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("typer")
@@ -54,11 +56,31 @@ def test_every_control_character_is_escaped() -> None:
 
 
 def test_json_is_the_same_value_without_controls(capsys: pytest.CaptureFixture[str]) -> None:
-    value = {"text": ODD + "grüße \U000e0041", "file": "a\udcff"}
+    value = {"text": ODD + "grüße \U000e0041"}
     output.out_json(value)
     written = capsys.readouterr().out
     assert is_harmless(written) and "grüße" in written
     assert json.loads(written) == value
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252", "utf-16"])
+def test_json_has_no_half_of_a_surrogate_pair(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strict readers refuse all of a document that has one."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding))
+    output.out_json({"file": "grüße \\udcff a\udcff", "text": "\ud800 \x9b 👩"})
+    value = msgspec.json.decode(raw.getvalue().decode(encoding))
+    assert value == {"file": "grüße \\udcff a\ufffd", "text": "\ufffd \x9b 👩"}
+    assert encoding == "utf-8" or encoding == "utf-16" or raw.getvalue().isascii()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_json_of_the_demo_where_a_name_is_no_utf_8(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_bytes(b"A cat\xed\xa0\x80.")
+    printed = call("demo", "a cat", "--over", tmp_path, *ON_CPU, "--json").stdout
+    assert msgspec.json.decode(printed)["nearest"][0]["file"] == "caf\ufffd.txt"
 
 
 def test_names_and_passages_of_the_demo(tmp_path: Path) -> None:

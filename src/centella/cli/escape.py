@@ -15,6 +15,7 @@ _ACTED_ON = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_BEYOND_ASCII = re.compile("[^\x00-\x7f]")
 
 
 def printable(text: str) -> str:
@@ -27,6 +28,16 @@ def in_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def in_json(text: str) -> str:
-    """JSON in which what a terminal would act on is escaped as JSON does."""
-    return _ACTED_ON.sub(lambda match: json.dumps(match[0])[1:-1], text)
+def in_json(text: str, ascii_alone: bool = False) -> str:
+    """JSON in which what a terminal would act on is escaped as JSON does.
+
+    Halves of surrogate pairs, as in names that are no UTF-8, become U+FFFD: strict readers refuse
+    all of a document that has one, escaped or not.
+    """
+    text = _ACTED_ON.sub(_escaped, text)
+    return _BEYOND_ASCII.sub(_escaped, text) if ascii_alone else text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    lone = "\ud800" <= match[0] <= "\udfff"
+    return "\ufffd" if lone else json.dumps(match[0])[1:-1]

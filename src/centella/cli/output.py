@@ -59,18 +59,17 @@ def show_cursor() -> None:
 def out_json(value: Any, indent: int | None = 2) -> None:
     """A value as JSON on standard output; what a terminal would act on as JSON's escapes.
 
-    NaN and infinity are null.
+    NaN and infinity are null, halves of surrogate pairs U+FFFD.
 
     Raises:
         OSError: as `out`.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    ascii_alone = not encoding.lower().startswith("utf")
     try:
-        text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone, allow_nan=False)
+        text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value), indent=indent, ensure_ascii=ascii_alone)
-    write(in_json(text) + "\n")
+        text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    write(in_json(text, ascii_alone=not encoding.lower().startswith("utf")) + "\n")
 
 
 def _finite(value: Any) -> Any:
