@@ -165,7 +165,12 @@ def test_threads_share_one(tiny: Embedder) -> None:
             "convert_to_tensor=; the vectors are NumPy",
         ),
         (["ok"], {"prompt": 3}, DTypeError, "encode: expected str for prompt, got int"),
-        (["ok"], {"prompt_name": ["a"]}, ShapeError, r"prompt_name: expected one of .*, got \['a'"),
+        (
+            ["ok"],
+            {"prompt_name": ["a"]},
+            ShapeError,
+            r"expected none, as the folder has no .*\['a'",
+        ),
         (["ok"], {"progress": 3}, DTypeError, "True, False or a function for progress"),
         (["ok"], {"chunk": 49}, ShapeError, "encode: expected chunk of 48 tokens at most, got 49"),
         (["ok"], {"chunk": 2}, ShapeError, "expected chunk of 3 tokens or more, which leaves room"),

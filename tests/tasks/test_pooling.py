@@ -103,6 +103,10 @@ def test_products_after_the_pooling(device: ct.Device, tmp_path: Path) -> None:
     [
         ({"prompts": {"query": 3}}, "prompts: expected texts by name"),
         ({"prompts": {"a": ""}, "default_prompt_name": ["a"]}, "default_prompt_name: expected one"),
+        (
+            {"default_prompt_name": "a"},
+            "name: expected none, as the folder has no prompts, got 'a'",
+        ),
         ({"similarity_fn_name": "likeness"}, "similarity_fn_name: expected one of cosine, dot"),
     ],
 )

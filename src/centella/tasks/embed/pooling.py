@@ -6,7 +6,7 @@ Normalize; config_sentence_transformers.json has the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -181,8 +181,8 @@ class EmbedderConfig(Struct, frozen=True):
         if name is None:
             return ""
         if name not in tuple(self.prompts):  # no look-up by hash: it may be a list
-            known = ", ".join(sorted(self.prompts)) or "none: the folder has no prompts"
-            raise ShapeError(f"{op}: prompt_name: expected one of {known}, got {name!r}")
+            known = _one_of(sorted(self.prompts))
+            raise ShapeError(f"{op}: prompt_name: expected {known}, got {name!r}")
         return self.prompts[name]
 
 
@@ -291,6 +291,11 @@ def _dense(folder: Path) -> DenseConfig:
     return DenseConfig(str(folder), int(inner or 0), int(outer or 0), bias, DENSE_ACTIVATIONS[kind])
 
 
+def _one_of(names: Iterable[str]) -> str:
+    known = ", ".join(names)
+    return f"one of {known}" if known else "none, as the folder has no prompts"
+
+
 def _prompts(root: Path) -> dict[str, Any]:
     """Prompts, the one for every text, and the similarity."""
     file = root / "config_sentence_transformers.json"
@@ -299,9 +304,8 @@ def _prompts(root: Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise WeightsError(f"{file}: prompts: expected texts by name, got {show(prompts)}")
     if default is not None and (not isinstance(default, str) or default not in prompts):
-        known = ", ".join(prompts) or "none"
         raise WeightsError(
-            f"{file}: default_prompt_name: expected one of {known}, got {show(default)}"
+            f"{file}: default_prompt_name: expected {_one_of(prompts)}, got {show(default)}"
         )
     similarity = values.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
