@@ -439,6 +439,11 @@ def test_embed_says_what_is_wrong(tmp_path: Path) -> None:
     assert "unknown device 'gpu'; expected cpu" in failed("embed", "a", "--device", "gpu", *tiny)
     missing = failed("embed", "a", "--model", tmp_path / "nope", "--device", "cpu")
     assert "expected a model folder" in missing
+    alone = failed("embed", "a", "--overlap", 4, "--model", tmp_path / "nope")  # before it loads
+    assert alone == "centella: embed: --overlap: expected --chunk or --pieces with it, got neither"
+    assert failed("embed", "a", *ON_CPU, "--prompt-name", "X").endswith(
+        "prompt_name: expected none, as the folder has no prompts, got 'X'"
+    )
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,21 @@ def test_rows_of_other_weights_are_not_mixed(
     assert "continues after 128 of 150" in call(*command, "--device", "cpu").stderr
 
 
+def test_rows_of_a_file_that_has_changed_are_told_by_its_date(
+    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("embed", "--file", lines, "--output", tmp_path / "v.npy", "--batch-size", 2, *ON_CPU)
+    os.utime(lines, ns=(0, 1_767_225_599_000_000_700))
+    with monkeypatch.context() as patch:
+        stop_at_the_second(patch)
+        assert call(*command).exit_code
+    os.utime(lines, ns=(0, 1_767_225_599_000_000_800))  # in the same second
+    before, now = (f"'2025-12-31 23:59:59.000000{n}00 UTC'" for n in (7, 8))
+    assert f"(changed {before}, now {now}); finish that one" in failed(*command)
+    os.utime(lines, ns=(0, 1_767_225_599_000_000_700))
+    assert "continues after 64 of 150" in call(*command).stderr
+
+
 def test_more_texts_at_a_time_where_they_take_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

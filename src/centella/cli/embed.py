@@ -61,7 +61,12 @@ Pieces = Annotated[
     bool, typer.Option("--pieces", help="A row for each piece of a text, not for the text.")
 ]
 Overlap = Annotated[
-    int, typer.Option(min=0, metavar="M", help="Tokens of a piece that the next one repeats.")
+    int,
+    typer.Option(
+        min=0,
+        metavar="M",
+        help="With --chunk or --pieces: begin a piece with the last M tokens of the one before.",
+    ),
 ]
 Exact = Annotated[
     bool, typer.Option("--exact", help="The same bits for a text in every batch; takes longer.")
@@ -123,8 +128,8 @@ def run(
     """Embed and print, or save.
 
     Raises:
-        CentellaError: no text, both kinds of text, an output that cannot be, or what loading and
-            encoding raise.
+        CentellaError: no text, both kinds of text, options that do not go together, an output that
+            cannot be, or what loading and encoding raise.
         OSError: for a file that cannot be read or written.
     """
     if output is not None:
@@ -134,6 +139,8 @@ def run(
                 f"embed: --pieces: expected .parquet or .arrow, which keep the texts of pieces, "
                 f"got {in_line(output)}"
             )
+    if overlap and chunk is None and not pieces:
+        raise CentellaError("embed: --overlap: expected --chunk or --pieces with it, got neither")
     lines = texts_of("embed", texts or [], file, "centella embed 'a sentence'")
     settings: dict[str, Any] = {
         "prompt_name": prompt_name,
@@ -226,10 +233,20 @@ def _about(
     if file is None or files is None:
         return None
     seen = os.stat(file)
-    source = {"file": os.path.realpath(file), "bytes": seen.st_size, "changed": seen.st_mtime_ns}
+    source = {
+        "file": os.path.realpath(file),
+        "bytes": seen.st_size,
+        "changed": _date(seen.st_mtime_ns),
+    }
     kinds = {device_kind(each.model.device) for each in (embedder, *embedder.replicas)}
     on = {"dtype": dtype, "device": ", ".join(sorted(kinds))}
     return {"model": model, **on, **options, **source, **files}
+
+
+def _date(ns: int) -> str:
+    """A time since 1970 as date and time, with all its digits: equal texts are equal times."""
+    seconds, rest = divmod(ns, 10**9)
+    return f"{str(np.datetime64(seconds, 's')).replace('T', ' ')}.{rest:09} UTC"
 
 
 def _save(
