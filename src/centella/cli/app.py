@@ -64,8 +64,8 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
          "centella search vectors.npy 'one' 'two' --json"),
     ),
     "rank": (
-        "Put texts in the order of a question.",
-        "Put texts in the order in which they answer a question, the best first.",
+        "Sort texts by how well they answer a question.",
+        "Sort texts by how well they answer a question, the best first.",
         ("centella rank --model models/reranker 'cats' 'they sleep' 'taxes'",
          "centella rank --model models/reranker 'a cat' --file lines.txt --top 3",
          "sort lines.txt | centella rank --model models/reranker 'cats' --file -"),
@@ -95,15 +95,16 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "check": (
         "Check what this device computes.",
-        "Compute the cases of every operation on a device and compare them with float64; then "
-        "measure it. Exits with 1 where something is wrong.",
+        "Run test cases of every operation on a device and compare the results with float64; then "
+        "measure the device's speed. Exits with 1 if a result is wrong.",
         ("centella check", "centella check --device webgpu:0 --json report.json",
          "centella check --model minilm --device webgpu",
          "centella check --model models/whisper --audio talk.wav"),
     ),
     "bench": (
         "Measure this device beside figures that trueno states.",
-        "Check, count and time on this device what the Rust crates trueno and trueno-gpu state.",
+        "Measure on this device, in counts and times, what the Rust crates trueno and trueno-gpu "
+        "claim.",
         ("centella bench floor", "centella bench floor --device webgpu --json",
          "centella bench floor --device cpu --small"),
     ),

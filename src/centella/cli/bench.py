@@ -32,7 +32,10 @@ What = Annotated[
     Bench, typer.Argument(metavar="WHAT", help="floor: three claims of trueno and trueno-gpu.")
 ]
 Small = Annotated[
-    bool, typer.Option("--small", help="Small shapes of the same structure: for the counts.")
+    bool,
+    typer.Option(
+        "--small", help="Use small shapes, which do for the counts; their times mean little."
+    ),
 ]
 
 

@@ -43,7 +43,8 @@ class Target(StrEnum):
 
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="Of the list; without it: the list.")
+    str | None,
+    typer.Argument(metavar="NAME", help="A kernel of the list; without NAME: print the list."),
 ]
 What = Annotated[Target, typer.Option(help="What to print.")]
 Arch = Annotated[
@@ -59,7 +60,7 @@ class Kind(StrEnum):
     bf16 = "bf16"
 
 
-Floats = Annotated[Kind, typer.Option("--dtype", help="Of the sample's floats.")]
+Floats = Annotated[Kind, typer.Option("--dtype", help="Dtype of the floats in the source.")]
 # KB of workgroup memory that a group may ask for (CUDA Programming Guide, compute capabilities).
 SHARED = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
 LEAST_SHARED = 48

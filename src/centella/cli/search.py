@@ -25,7 +25,10 @@ Vectors = Annotated[str, typer.Argument(metavar="INDEX", help="A .npy, .parquet 
 Questions = Annotated[list[str], typer.Argument(metavar="QUESTION...", help="What to look for.")]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="What embedded the file (default: as it says, else minilm)."),
+    typer.Option(
+        metavar="DIR",
+        help="The model that embedded the file (default: the one it names, else minilm).",
+    ),
 ]
 Lines = Annotated[
     str | None,

@@ -80,8 +80,8 @@ Batch = Annotated[
         min=1,
         max=MOST_WINDOWS,
         metavar="N",
-        help="Transcribe N windows at once. None has the text of the one before, nor begins at its "
-        "last time.",
+        help="Transcribe N windows at once, none with the text of the one before as its context "
+        "(1: one by one, with it).",
     ),
 ]
 Vad = Annotated[
