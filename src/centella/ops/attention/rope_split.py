@@ -35,7 +35,6 @@ from centella.ops.rope import Turn
 from centella.ops.rows import fold
 
 THREADS = 256
-THREADS = 256
 WIDTH = f32.per_chunk
 LANES = 8  # threads that share a key, at most
 MOST_KEYS = 64  # of a tile
@@ -316,7 +315,10 @@ class _Part:
         tile = self._tile
         owns = (base <= position) & (position < self._work.end) & (position - base < tile.keys)
         keys, exact = cached.keys(base), tile.teams * len(cached.kept) == tile.keys
-        counts = [key < past if exact else (key < past) & (key - base < tile.keys) for key in keys]
+        counts = [self._work.counts(key, past) for key in keys]
+        if not exact:
+            pairs = zip(counts, keys, strict=True)
+            counts = [counted & (key - base < tile.keys) for counted, key in pairs]
         values = [[lang.select(c, v.get(), 0.0) for v in kept]
                   for c, kept in zip(counts, cached.kept, strict=True)]  # fmt: skip
         for row in range(tile.rows):
