@@ -237,6 +237,19 @@ def test_memory_that_nobody_has_read_is_not_written_while_the_device_may_write_t
     assert unread.address in addresses and not backend._unread
 
 
+def test_what_nobody_waited_for_goes_with_the_device(fake: Graphs) -> None:
+    """An upload's pinned memory, too, which the device may have read last."""
+    device = ct.device("cuda", native=0, pool="reuse")
+    double: Any = device.compile(lambda x: x * 2.0, X)
+    for _ in range(3):
+        double(X)
+    gc.collect()
+    backend: Any = device.backend
+    assert backend._unread
+    device.close()
+    assert 0 not in {context for _, _, context in fake.memory.values()}
+
+
 @pytest.mark.parametrize("words", [1, 127, 128, 129, FEW // 4])
 def test_what_the_launch_of_a_read_back_copies(fake: Graphs, words: int) -> None:
     """As it is launched, in the simulator: these words and no others."""
