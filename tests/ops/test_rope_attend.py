@@ -77,13 +77,16 @@ def test_one_token_in_f32_is_two_launches(caps: Caps) -> None:
         assert [first.kernel.name, second.kernel.name] == names
         assert [r.index for r in first.tensors] == [2, 3, 4, 5, 6, 0, 1, 10]
         assert [r.index for r in second.tensors] == [10, 5, 9]
-    for form in ({"tokens": 2}, {"half": 10}, {"dim": 512, "heads": 64}, {"capacity": 63}):
+    for form in ({"tokens": 2}, {"half": 10}, {"dim": 512, "heads": 64}, {"capacity": 63},
+                 {"dim": 248}):  # fmt: skip
         assert launched(caps, dtype=f32, **form).calls[0].kernel.name == "rope_cache_write", form
 
 
 @needs_ptxas
-@pytest.mark.parametrize("form", [{}, {"blocks": True, "window": 99}, {"dim": 256, "heads": 64}],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "form", [{}, {"blocks": True, "window": 99},
+             *({"dim": d, "heads": 64} for d in (120, 240, 256))], ids=str
+)  # fmt: skip
 def test_what_it_keeps_in_f32_stays_in_registers(form: dict[str, Any], tmp_path: Path) -> None:
     first, _ = launched(dtype=f32, **form).calls
     report, _ = assemble(emit_ptx(traced(first), "sm_80"), "sm_80", tmp_path)

@@ -155,7 +155,7 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
     if not (one and layout["chunk"] and all(s.aligned for s in norms)):
         return None
     parts = parts_of(inner, caps, MANY_GROUPS, rows_for(dim))
-    if parts is None or 4 * Tile(dim, parts.rows, _threads(parts, caps)).words > caps.max_shared:
+    if parts is None or not Tile(dim, parts.rows, _threads(parts, caps)).fits(caps):
         return None
     return parts
 
