@@ -251,7 +251,7 @@ def test_what_nobody_waited_for_goes_with_the_device(fake: Graphs) -> None:
 
 
 @pytest.mark.parametrize("words", [1, 127, 128, 129, FEW // 4])
-def test_what_the_launch_of_a_read_back_copies(fake: Graphs, words: int) -> None:
+def test_what_the_launch_of_a_copy_copies(fake: Graphs, words: int) -> None:
     """As it is launched, in the simulator: these words and no others."""
     taken: list[Any] = []
 
@@ -289,7 +289,7 @@ def test_what_a_read_back_brings(device: ct.Device, words: int) -> None:
 
 @needs_ptxas
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120a"])
-def test_a_read_back_assembles(arch: str, tmp_path: Path) -> None:
+def test_a_copy_of_words_assembles(arch: str, tmp_path: Path) -> None:
     """It takes two addresses, groups, words and two offsets, as it is launched."""
     program = program_on(Caps("ptx", arch=arch))
     assert [p.source for p in program.ir.params] == [
