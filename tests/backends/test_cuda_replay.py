@@ -237,8 +237,21 @@ def test_memory_that_nobody_has_read_is_not_written_while_the_device_may_write_t
     assert unread.address in addresses and not backend._unread
 
 
+def test_what_nobody_waited_for_goes_with_the_device(fake: Graphs) -> None:
+    """An upload's pinned memory, too, which the device may have read last."""
+    device = ct.device("cuda", native=0, pool="reuse")
+    double: Any = device.compile(lambda x: x * 2.0, X)
+    for _ in range(3):
+        double(X)
+    gc.collect()
+    backend: Any = device.backend
+    assert backend._unread
+    device.close()
+    assert 0 not in {context for _, _, context in fake.memory.values()}
+
+
 @pytest.mark.parametrize("words", [1, 127, 128, 129, FEW // 4])
-def test_what_the_launch_of_a_read_back_copies(fake: Graphs, words: int) -> None:
+def test_what_the_launch_of_a_copy_copies(fake: Graphs, words: int) -> None:
     """As it is launched, in the simulator: these words and no others."""
     taken: list[Any] = []
 
@@ -276,7 +289,7 @@ def test_what_a_read_back_brings(device: ct.Device, words: int) -> None:
 
 @needs_ptxas
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120a"])
-def test_a_read_back_assembles(arch: str, tmp_path: Path) -> None:
+def test_a_copy_of_words_assembles(arch: str, tmp_path: Path) -> None:
     """It takes two addresses, groups, words and two offsets, as it is launched."""
     program = program_on(Caps("ptx", arch=arch))
     assert [p.source for p in program.ir.params] == [

@@ -206,6 +206,27 @@ def test_every_rotation_of_a_step(
     check("rope_attend", given if normed else given[:-1], 10 * kind.epsilon, **attrs)
 
 
+@pytest.mark.parametrize(
+    ("variant", "dim", "dtype"),
+    [("ring", 64, "f16"), ("cluster", 64, "f16"), ("split_mma", 64, "f16"), ("split", 64, "f32"),
+     ("split", 20, "f32")],
+)  # fmt: skip
+def test_what_a_window_hides_is_not_met(variant: str, dim: int, dtype: str) -> None:
+    """NaN in front of it, in the part that it begins in."""
+    starts, results = [100, 130], list[Array]()
+    caps = CUDA if dtype == "f16" else Caps("ir")
+    attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1, "variant": variant, "window": 50}
+    for hidden in (0.0, np.nan):
+        given = turned(4, 2, 1, dim, dtype_of(dtype), starts, capacity=192)
+        given[3:5] = [(table[:, : dim // 8 * 4], d) for table, d in given[3:5]]
+        for row, start in enumerate(starts):
+            for cache, _ in given[:2]:
+                cache[row, :, : start - 49] = hidden
+        results.append(simulated(formed("rope_attend", given, **attrs), given, caps=caps)[2])
+    assert np.isfinite(results[0]).all()
+    np.testing.assert_array_equal(results[0], results[1])
+
+
 @pytest.mark.parametrize("variant", ["ring", "cluster", "split_mma"])
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 def test_what_does_not_turn_is_as_it_was(variant: str, interleaved: bool) -> None:

@@ -12,7 +12,7 @@ from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.ptx import emit_ptx
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
-from centella.ops.attention.rope_choice import APART, CLUSTER, SPLIT_STEP_MMA, lower
+from centella.ops.attention.rope_choice import APART, CLUSTER, SPLIT_STEP, SPLIT_STEP_MMA, lower
 from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -77,13 +77,25 @@ def test_one_token_in_f32_is_two_launches(caps: Caps) -> None:
         assert [first.kernel.name, second.kernel.name] == names
         assert [r.index for r in first.tensors] == [2, 3, 4, 5, 6, 0, 1, 10]
         assert [r.index for r in second.tensors] == [10, 5, 9]
-    for form in ({"tokens": 2}, {"half": 10}, {"dim": 512, "heads": 64}, {"capacity": 63}):
+    for form in ({"tokens": 2}, {"half": 10}, {"dim": 512, "heads": 64}, {"capacity": 63},
+                 {"dim": 248}):  # fmt: skip
         assert launched(caps, dtype=f32, **form).calls[0].kernel.name == "rope_cache_write", form
 
 
+@pytest.mark.parametrize(("dim", "most", "fewer"), [(120, 8, 8), (128, 8, 4), (256, 4, 2)])
+def test_a_group_has_as_many_queries_as_memory_holds(dim: int, most: int, fewer: int) -> None:
+    form = form_of(heads=64, dim=dim, dtype=f32)
+    for shared, rows in ((32 << 10, most), (16 << 10, fewer)):
+        first, _ = SPLIT_STEP.lower(form, Caps("wgsl", max_shared=shared)).calls
+        assert dict(first.constants)["rows"] == rows
+        assert traced(first).shared_bytes <= shared
+
+
 @needs_ptxas
-@pytest.mark.parametrize("form", [{}, {"blocks": True, "window": 99}, {"dim": 256, "heads": 64}],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "form", [{}, {"blocks": True, "window": 99},
+             *({"dim": d, "heads": 64} for d in (120, 240, 256))], ids=str
+)  # fmt: skip
 def test_what_it_keeps_in_f32_stays_in_registers(form: dict[str, Any], tmp_path: Path) -> None:
     first, _ = launched(dtype=f32, **form).calls
     report, _ = assemble(emit_ptx(traced(first), "sm_80"), "sm_80", tmp_path)

@@ -121,7 +121,7 @@ class Submission(Struct, eq=False):
 
 
 def packed(sizes: Iterable[int]) -> tuple[list[Window], int]:
-    """First byte and number of bytes of each read-back, side by side; bytes in all."""
+    """First byte and number of bytes of pieces of such sizes, side by side; bytes in all."""
     places: list[Window] = []
     end = 0
     for nbytes in sizes:

@@ -257,7 +257,8 @@ class CudaBackend(CudaMemory):
 
     def close(self) -> None:
         """Release what this backend made; the primary context may live on in other libraries."""
-        sent, events = zip(*self._sent, strict=True) if self._sent else ((), ())
+        under_way = (*self._sent, *self._unread)
+        sent, events = zip(*under_way, strict=True) if under_way else ((), ())
         pinned = (*sent, *self._idle_pinned, *(p for free in self._pinned.values() for p in free))
         with self._lock, self.current():
             check(driver.cuStreamSynchronize(self._streams.turn().native))
@@ -275,6 +276,7 @@ class CudaBackend(CudaMemory):
         self._events, self._pinned, self._modules = [], {}, []
         self._idle_pinned.clear()
         self._sent.clear()
+        self._unread.clear()
         if self._primary:
             driver.cuDevicePrimaryCtxRelease(self._device)
 

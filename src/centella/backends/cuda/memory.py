@@ -65,7 +65,7 @@ class CudaMemory(Backend):
         self._idle_pinned: deque[Pinned] = deque()
         self._events: list[Any] = []
         self._sent: deque[tuple[Pinned, Any]] = deque()  # on their way, and until when
-        self._unread: deque[tuple[Pinned, Any]] = deque()  # that the device may still write to
+        self._unread: deque[tuple[Pinned, Any]] = deque()  # that the device may still use
         self._primary = handle is None
         self._context = (
             check(driver.cuDevicePrimaryCtxRetain(self._device))

@@ -15,7 +15,7 @@ PAUSE = 0.0005
 
 
 class CudaTicket:
-    """A submission under way: an event, and pinned memory that receives its read-backs.
+    """A submission under way: an event, and pinned memory of its read-backs and small uploads.
 
     It gives back what it has, whether it was waited for or its submission failed.
 
@@ -24,7 +24,7 @@ class CudaTicket:
         places: first byte and number of bytes of each read-back.
 
     Attributes:
-        pinned: where those go; stamps: of its launches, where they are timed.
+        pinned: that memory; stamps: of its launches, where they are timed.
     """
 
     def __init__(self, backend: CudaMemory, event: Any, places: list[tuple[int, int]]) -> None:
@@ -70,7 +70,7 @@ class CudaTicket:
     def __del__(self) -> None:
         if self.pinned is None:
             self._backend.return_event(self.event)
-        else:  # nobody has waited: the device may still write there
+        else:  # nobody has waited: the device may still use it
             self._backend.return_later(self.pinned, self.event)
 
     def _poll(self, timeout: float) -> None:

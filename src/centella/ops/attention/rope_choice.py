@@ -154,10 +154,11 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
     one = q.shape[2] == 1 and x.dtype is f32 and dim <= MOST_DIM
     if not (one and layout["chunk"] and all(s.aligned for s in norms)):
         return None
-    parts = parts_of(inner, caps, MANY_GROUPS, rows_for(dim))
-    if parts is None or 4 * Tile(dim, parts.rows, _threads(parts, caps)).words > caps.max_shared:
-        return None
-    return parts
+    for most in (rows_for(dim), rows_for(dim) // 2):
+        parts = parts_of(inner, caps, MANY_GROUPS, most)
+        if parts is not None and Tile(dim, parts.rows, _threads(parts, caps)).fits(caps):
+            return parts
+    return None
 
 
 def _threads(parts: Parts, caps: Caps) -> int:

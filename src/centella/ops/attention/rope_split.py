@@ -33,8 +33,8 @@ from centella.ops.cache import place_in
 from centella.ops.elements import offset_of
 from centella.ops.rope import Turn
 from centella.ops.rows import fold
+from centella.specs import Caps
 
-THREADS = 256
 THREADS = 256
 WIDTH = f32.per_chunk
 LANES = 8  # threads that share a key, at most
@@ -68,8 +68,9 @@ class Tile(Struct, frozen=True):
 
     @property
     def slots(self) -> int:
-        """Teams of those threads; those left over repeat the last one's loads."""
-        return min(self.threads // self.lanes, MOST_KEYS)
+        """Teams of those threads, a power of two; those left over repeat the last one's loads."""
+        most = MOST_CHUNKS << (self.teams.bit_length() - 1)  # keys whose values are loaded at once
+        return min(self.threads // self.lanes, MOST_KEYS, most)
 
     @property
     def keys(self) -> int:
@@ -95,6 +96,14 @@ class Tile(Struct, frozen=True):
         """Words of workgroup memory."""
         own = (self.rows + 2) * self.dim + (self.rows + 1) * self.chunks
         return self.scratch + 2 * self.rows * self.keys + own + (2 + self.teams) * self.rows + 1
+
+    def fits(self, caps: Caps) -> bool:
+        """Whether registers and workgroup memory suffice."""
+        of_keys = self.keys // self.slots * (self.chunks // self.lanes)
+        of_values = -(-self.keys // self.teams)
+        # A chunk of a key counts twice: one of a query, which it meets, is in registers, too.
+        few = 2 * of_keys + of_values <= 3 * MOST_CHUNKS
+        return few and 4 * self.words <= caps.max_shared
 
 
 class _Cached:
@@ -316,7 +325,10 @@ class _Part:
         tile = self._tile
         owns = (base <= position) & (position < self._work.end) & (position - base < tile.keys)
         keys, exact = cached.keys(base), tile.teams * len(cached.kept) == tile.keys
-        counts = [key < past if exact else (key < past) & (key - base < tile.keys) for key in keys]
+        counts = [self._work.counts(key, past) for key in keys]
+        if not exact:
+            pairs = zip(counts, keys, strict=True)
+            counts = [counted & (key - base < tile.keys) for counted, key in pairs]
         values = [[lang.select(c, v.get(), 0.0) for v in kept]
                   for c, kept in zip(counts, cached.kept, strict=True)]  # fmt: skip
         for row in range(tile.rows):
