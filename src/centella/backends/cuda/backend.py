@@ -138,7 +138,9 @@ class CudaBackend(CudaMemory):
         """Start a submission."""
         again: Graph | None = None if work.timed and work.launches else work.prepared
         back = [read.nbytes for read in work.reads]
-        there = [data.nbytes if again and few(data.nbytes) else 0 for _, data in work.uploads]
+        # Pinned memory is free again once somebody has waited, as for read-backs they do.
+        quick = bool(back) and again is not None
+        there = [data.nbytes if quick and few(data.nbytes) else 0 for _, data in work.uploads]
         places, end = packed(back + there)
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.

@@ -73,6 +73,9 @@ class Known(Struct, frozen=True):
         }
 
 
+UNKNOWN = Known()
+
+
 class Parts(Struct, frozen=True):
     """Of `queries` that share their keys, `rows` at a time, in so many blocks; keys in `splits`."""
 
@@ -135,9 +138,7 @@ class Parts(Struct, frozen=True):
                 "width": self.width, "stats": stats}  # fmt: skip
 
 
-def part_of(
-    sight: Sight, splits: Any, windowed: bool, known: Known
-) -> tuple[Any, Any, Any]:  # fmt: skip
+def part_of(sight: Sight, splits: Any, windowed: bool, known: Known) -> tuple[Any, Any, Any]:
     """Where the first part begins, a multiple of the step; keys of a part; parts that have any.
 
     Args:
@@ -153,9 +154,6 @@ def part_of(
     parts = (count + (part - 1)) // part
     # Never more than `splits`, which is not seen where keys begin late; loops' rounds are counted.
     return begin, part, lang.minimum(parts, splits) if windowed else parts
-
-
-UNKNOWN = Known()
 
 
 class Results:

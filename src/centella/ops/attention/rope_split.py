@@ -435,6 +435,7 @@ def _rope_split(
     """
     table, masks = masks_of(starts, blocks)
     tile, me = Tile(dim, rows, threads), lang.local_id()
+    # Not uniform, so that loads need not wait for the group to meet.
     ahead = Work(masks, scoring, rows, same=lambda value: value, known=known)
     position = lang.bitcast(masks["starts"][ahead.b], u32)
     past = lang.minimum(ahead.end, position)  # where what the cache has so far ends
