@@ -25,7 +25,7 @@ def rows_of(run: str) -> dict[tuple[str, tuple[int | str, ...], str], dict[str, 
 
     Rows of a later run, which did not repeat all, are in place of those before.
     """
-    names = (run, f"{run}-cpu", f"{run}-later")
+    names = (run, f"{run}-cpu", f"{run}-later", f"{run}-large")
     paths = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in names)
     rows = [row for p in paths if p.exists() for row in json.loads(p.read_text("utf-8"))["rows"]]
     return {(r["bench"], tuple(r["shape"]), r["who"]): r for r in rows}
@@ -87,6 +87,7 @@ PERFORMANCE = {
     "MiniLM f16, one sentence, text": speed(
         "sentence", "one sentence, text to vector", (1,), "transformers"
     ),
+    "the same, one call after the other": speed("sentence", "the same, alone", (1,)),
     "bge-m3's": cores("shapes", "bge-m3", (32, 512), "cuda", "torch.compile"),
     "ModernBERT-base's": cores("shapes", "modernbert", (64, 512), "cuda", "torch.compile"),
     "bge-reranker-v2-m3's": cores("shapes", "reranker", (100, 256), "cuda", "torch.compile"),
@@ -190,22 +191,25 @@ BEAM, SEVERAL = "beam 5, a window's text", "encode on several, f16"
 MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and beside whom
     "4B, 16 sequences, tokens/s": [("h200-batches-4b", AFTER, ("4b", 16), "cuda bf16")],
     "4B, 64 sequences, tokens/s": [("h200-batches-4b", AFTER, ("4b", 64), "cuda bf16")],
-    "WebGPU, 4B and 0.6B, tokens/s": [
-        ("h200-generate", GREEDY, (size, 1), "webgpu bf16") for size in ("4b", "0.6b")
+    "4B, a prompt of 512 tokens, two hosts, ms": [
+        (run, "prefill 512", ("4b", 1), "cuda bf16")
+        for run in ("h200-generate", "h200-generate-earlier")
     ],
+    "WebGPU, 0.6B, tokens/s": [("h200-generate", GREEDY, ("0.6b", 1), "webgpu bf16")],
     "encoder of large-v3, one window and eight, ms": [
         ("h200-speech", TOLD, ("large-v3", n), "cuda f16") for n in (1, 8)
     ],
-    "decoding large-v3, two runs, tokens/s": [
-        (run, GREEDY, ("large-v3", 1), "cuda f16") for run in ("h200-speech", "h200-speech-beams")
+    "five beams beside greedy, large-v3, two runs": [
+        (run, BEAM, ("large-v3", 1), "cuda f16") for run in ("h200-speech", "h200-speech-beams")
     ],
     "first token of 0.6B, two hosts, ms": [
         (run, "qwen3-0.6b, first token, again", (1,), "cuda")
         for run in ("h200-first", "h200-first-earlier")
     ],
     "MiniLM f16, sentences/s": [("h200-minilm", "MiniLM f16", (512, 128), "cuda")],
-    "one sentence, text to vector, ms": [
-        ("h200-sentence", "one sentence, text to vector", (1,), "cuda"),
+    "one sentence, text to vector, in turn and alone, ms": [
+        ("h200-sentence", bench, (1,), "cuda")
+        for bench in ("one sentence, text to vector", "the same, alone")
     ],
     "bge-m3, ModernBERT beside torch.compile": [
         ("h200-shapes", "bge-m3", (32, 512), "cuda", "torch.compile"),
