@@ -18,9 +18,9 @@ from centella.ops.attention.rope_cluster import RopeTile, kernel
 from centella.ops.attention.rope_ring import RopeRing
 from centella.ops.attention.rope_ring import kernel as rope_ring
 from centella.ops.attention.rope_ring import split_kernel as rope_ring_split
-from centella.ops.attention.rope_split import MOST_DIM, THREADS, Tile, rows_for
 from centella.ops.attention.rope_split import kernel as rope_split
 from centella.ops.attention.rope_split_mma import kernel as rope_split_mma
+from centella.ops.attention.rope_split_tile import MOST_DIM, THREADS, Tile, rows_for
 from centella.ops.attention.split import few_queries, parts_of
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.split_warp import tile_of
