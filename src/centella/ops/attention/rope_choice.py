@@ -24,6 +24,7 @@ from centella.ops.attention.rope_split_tile import MOST_DIM, THREADS, Tile, rows
 from centella.ops.attention.split import few_queries, parts_of
 from centella.ops.attention.split_mma import SPLIT_MMA
 from centella.ops.attention.split_warp import tile_of
+from centella.ops.attention.table import row_of
 from centella.ops.attention.warp_sums import SplitTile
 from centella.ops.cache import cache_scalars
 from centella.ops.layout import flat
@@ -163,7 +164,8 @@ def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
 
 def _threads(parts: Parts, caps: Caps) -> int:
     """Threads of a group in f32: more where groups are few, so that each has less to do."""
-    return min(THREADS if parts.groups <= FEW_GROUPS else THREADS // 2, caps.max_workgroup)
+    more = parts.groups <= FEW_GROUPS and not row_of(caps).rolled
+    return min(THREADS if more else THREADS // 2, caps.max_workgroup)
 
 
 def _two_launches(
