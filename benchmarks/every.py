@@ -65,6 +65,7 @@ CASES = (
     Case("llama-batches", "llama --rows 4,8,16,64 --shapes 4b --prompt 1024", 60),
     Case("million", "million --model {model}", 70),
     Case("several", "several --dtypes f16 --model {model}", 60, cards=True),
+    Case("several-large", "several --dtypes f16 --shapes bge-m3", 60, cards=True),
     Case("generate-compiled", "generate --rows 1 --shapes 4b --prompt 512 --compile", 150),
     Case("first-text-large", "first --shapes whisper-large-v3", 50),
     Case("search-1e7", "search --shapes 1e7", 80),

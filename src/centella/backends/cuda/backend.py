@@ -142,15 +142,16 @@ class CudaBackend(CudaMemory):
         quick = bool(back) and again is not None
         there = [data.nbytes if quick and few(data.nbytes) else 0 for _, data in work.uploads]
         places, end = packed(back + there)
+        reads, uploads = places[: len(back)], places[len(back) :]
         with self._lock, self.current():
             # What may find no memory comes before anything is on the stream.
-            ticket = CudaTicket(self, self._take_event(), places[: len(back)])
+            ticket = CudaTicket(self, self._take_event(), reads)
             pinned = ticket.pinned = self._take_pinned(end) if end else None
             if work.timed and work.launches:
                 ticket.stamps = self._new_stamps(len(work.launches))
             stamps = ticket.stamps
             stream = self._streams.turn().native
-            for (slot, data), (at, nbytes) in zip(work.uploads, places[len(back) :], strict=True):
+            for (slot, data), (at, nbytes) in zip(work.uploads, uploads, strict=True):
                 if not nbytes or pinned is None:
                     self._send(work.slots[slot], data, stream)
                     continue
@@ -167,7 +168,7 @@ class CudaBackend(CudaMemory):
             try:
                 if work.launches and again is None:
                     self._launch(work, stream, stamps)
-                for read, (at, nbytes) in zip(work.reads, places[: len(back)], strict=True):
+                for read, (at, nbytes) in zip(work.reads, reads, strict=True):
                     assert pinned is not None
                     source = work.slots[read.slot].native + read.start
                     if again is None or not few(nbytes):

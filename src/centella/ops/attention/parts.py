@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from centella import lang
 from centella.dtypes import f32, u32
-from centella.emit.program import Constants, Kernel, Ref
+from centella.emit.program import Call, Constants, Kernel, Ref
 from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.ops.attention.lines import Lines
@@ -55,7 +55,7 @@ class Known(Struct, frozen=True):
 
     Attributes:
         step: keys that every part has at most; 0: parts have several steps, or begin anywhere.
-        heads, share, lq, blocks, dim: as the launch parameters; 0: it is a parameter.
+        heads, share, lq, blocks: as the launch parameters; 0: it is a parameter.
     """
 
     step: int = 0
@@ -63,7 +63,6 @@ class Known(Struct, frozen=True):
     share: int = 0
     lq: int = 0
     blocks: int = 0
-    dim: int = 0
 
     def among(self, names: str) -> dict[str, Any]:
         """Launch parameters by name; those that are known are constants."""
@@ -117,8 +116,8 @@ class Parts(Struct, frozen=True):
         step = self.step if not windowed and self.splits * self.step >= lk else 0
         if not heads:
             return Known(step)
-        _, all_heads, lq, dim = form.inputs[0].shape
-        return Known(step, all_heads, all_heads // kv_heads, lq, self.blocks, dim)
+        _, all_heads, lq, _ = form.inputs[0].shape
+        return Known(step, all_heads, all_heads // kv_heads, lq, self.blocks)
 
     @property
     def all_queries(self) -> int:
@@ -281,8 +280,8 @@ class Teams(Struct, frozen=True):
 
 
 def _combine(
-    *, early: bool, lay: Teams, scoring: Scoring, known: Known, partial: Argument, y: Argument,
-    **masks: Argument,
+    *, dim: int, early: bool, lay: Teams, scoring: Scoring, known: Known, partial: Argument,
+    y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     """A group has one query.
 
@@ -292,7 +291,7 @@ def _combine(
     """
     if early:
         lang.ptx.launch_dependents()
-    p = known.among("heads share lq lk dim splits yb yl yh")
+    p = known.among("heads share lq lk splits yb yl yh")
     group, me, width = lang.group_id(), lang.local_id(), lay.width
     head, group = group % p["heads"], group // p["heads"]
     i, b = group % p["lq"], group // p["lq"]
@@ -337,22 +336,15 @@ def _combine(
         whole = lang.fma(weight, stats[n + lay.teams], whole)
     factor = share_of(whole)
     start, per = b * p["yb"] + i * p["yl"] + head * p["yh"], y.dtype.per_word
-
-    def write(word: Any) -> None:
-        values = []
-        for e in range(per):
-            value = lang.const(0.0, f32)
-            for n, weight in enumerate(weights):
-                value = lang.fma(weight, sums[word * per + (n * width + e)], value)
-            values.append(value * factor)
-        y.store(start + word * per, values)
-
-    if 0 < known.dim <= lay.threads * per:
-        with lang.if_(me < -(-known.dim // per)):
-            write(me)
-        return
-    for word in lang.range(me, (p["dim"] + (per - 1)) // per, lay.threads):
-        write(word)
+    for base in range(0, -(-dim // per), lay.threads):
+        word, values = me + base, []
+        with lang.if_(word < -(-dim // per)):
+            for e in range(per):
+                value = lang.const(0.0, f32)
+                for n, weight in enumerate(weights):
+                    value = lang.fma(weight, sums[word * per + (n * width + e)], value)
+                values.append(value * factor)
+            y.store(start + word * per, values)
 
 
 combine: Kernel = Kernel(
@@ -362,35 +354,49 @@ combine: Kernel = Kernel(
 
 def launches_of(
     kernel: Kernel, parts: Parts, form: Form[AttentionAttrs], constants: Constants, caps: Caps,
-    threads: int | None = None, own: bool = False,
+    threads: int | None = None,
 ) -> Lowered:  # fmt: skip
     """Two launches: a group for each part of the keys of a head; one for each query.
+
+    What the first writes counts as changed in place: of parts without keys nobody writes anything.
+    """
+    known = (
+        ("scoring", form.attrs.scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows),
+    )  # fmt: skip
+    read = [name for name in ("q", "k", "v", *form.attrs.masks) if name != "sinks"]
+    first = launch(
+        kernel, form, parts.groups, (*known, *constants), operands(form, *read), {},
+        changes=_between(parts, form), scalars=parts.scalars, threads=threads,
+    )  # fmt: skip
+    return Lowered((first, added_up(parts, form, caps)), (parts.spec,))
+
+
+def _between(parts: Parts, form: Form[AttentionAttrs]) -> dict[str, Ref]:
+    return {"partial": Ref(len(form.inputs) + 1, parts.spec)}
+
+
+def added_up(
+    parts: Parts, form: Form[AttentionAttrs], caps: Caps, own: bool = False
+) -> Call:  # fmt: skip
+    """The second launch.
 
     Args:
         own: whether the form is a model's own, whose numbers programs may be written for. Else they
             are not where keys are a buffer, which may be longer the next time.
-
-    What the first writes counts as changed in place: of parts without keys nobody writes anything.
     """
-    lay = Teams(parts.width, FEW, 1) if row_of(caps).rolled else Teams(parts.width)
-    fixed = own or {"lengths", "starts"}.isdisjoint(form.attrs.masks)
-    numbers = parts.known(form, own) if fixed else UNKNOWN
-    if fixed and not row_of(caps).rolled:
-        lay = replace(lay, together=min(TOGETHER, -(-parts.splits // lay.teams)))
-    partial = {"partial": Ref(len(form.inputs) + 1, parts.spec)}
-    scoring = form.attrs.scoring
-    known = (("scoring", scoring), ("dim", form.inputs[0].shape[3]), ("rows", parts.rows))
+    scoring, rolled = form.attrs.scoring, row_of(caps).rolled
+    lay = Teams(parts.width, FEW, 1) if rolled else Teams(parts.width)
+    known = UNKNOWN
+    if own or {"lengths", "starts"}.isdisjoint(form.attrs.masks):
+        known = parts.known(form, own)
+        lay = replace(lay, together=min(lay.together, -(-parts.splits // lay.teams)))
     spans = Scoring(scoring.causal, True) if scoring.windowed else Scoring()  # what parts depend on
-    read = [name for name in ("q", "k", "v", *form.attrs.masks) if name != "sinks"]
-    first = launch(
-        kernel, form, parts.groups, (*known, *constants), operands(form, *read), {},
-        changes=partial, scalars=parts.scalars, threads=threads,
+    constants = (
+        ("dim", form.inputs[0].shape[3]), ("early", caps.early_launch), ("known", known),
+        ("lay", lay), ("scoring", spans),
     )  # fmt: skip
-    second = launch(
-        combine, form, parts.all_queries,
-        (("early", caps.early_launch), ("known", numbers), ("lay", lay),
-         ("scoring", spans)),
-        partial | operands(form, "lengths", "starts", "sinks"),
+    return launch(
+        combine, form, parts.all_queries, constants,
+        _between(parts, form) | operands(form, "lengths", "starts", "sinks"),
         {"y": Ref(len(form.inputs), form.outputs[0])}, scalars=parts.scalars, threads=lay.threads,
     )  # fmt: skip
-    return Lowered((first, second), (parts.spec,))

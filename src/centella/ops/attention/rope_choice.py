@@ -10,7 +10,7 @@ from centella.lang.kernel_params import signature
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
-from centella.ops.attention.parts import Parts, launches_of
+from centella.ops.attention.parts import Parts, added_up
 from centella.ops.attention.problem import AttentionAttrs, scalars_of
 from centella.ops.attention.ring_choice import RingParts, apart, clustered
 from centella.ops.attention.ring_choice import fills as ring_fills
@@ -176,10 +176,9 @@ def _two_launches(
     partial = count + 3
     left = {"partial": Ref(partial, parts.spec)}
     first = _first(kernel, form, parts, constants, {}, left, threads)
-    attend = launches_of(kernel, parts, inner, (), caps, own=True)
     operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
-    combine = attend.within(operands, partial).calls[1]
-    return Lowered((first, combine), attend.temporaries)
+    second = Lowered((added_up(parts, inner, caps, own=True),), (parts.spec,))
+    return Lowered((first,)) + second.within(operands, partial)
 
 
 def _two_launches_f32(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowered:
