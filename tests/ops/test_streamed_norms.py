@@ -15,13 +15,12 @@ from centella.emit.ptx import emit_ptx
 from centella.errors import LimitError
 from centella.op import op
 from centella.ops.matmul.streamed_norms import LONGEST
-from centella.simulator.run import simulate
 from centella.specs import make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.ops.test_decoding import LAYER, check, layer_norm
-from tests.ops.test_streamed_rows import call_of, product_of
+from tests.ops.test_streamed_rows import call_of, in_few_groups, product_of, run
 from tests.support.attention import CAPS
-from tests.support.launched import laid_out, op_form, parameters, result, rounded, traced
+from tests.support.launched import op_form, result, rounded, traced
 
 Array = np.ndarray[Any, Any]
 EPS = 1e-5
@@ -46,11 +45,7 @@ class Layered:
 
     def run(self) -> Array:
         """What the launch computes in few groups, so that each has several blocks."""
-        ir = traced(self.call)
-        given = zip((*self.arrays, None), self.specs, strict=True)
-        words = [laid_out(a, spec) for a, spec in given]
-        simulate(ir, words, parameters(self.call, ir), min(self.call.groups, 3))
-        return result(self.call, words)
+        return result(self.call, run(in_few_groups(self.call), self.arrays, self.specs))
 
     def rows(self) -> tuple[Array, Array]:
         """x normalised, and the factor of each row."""

@@ -21,6 +21,7 @@ from centella.specs import Caps
 SHARED = 184 << 10  # bytes of a group; with 112 KB products were slower (benchmarks/LOG.md)
 STAGE = 16 << 10  # bytes of a stage, at most, where it has more than the fewest columns
 FLIGHT = 48 << 10  # bytes in flight to a group whose ring has room for all of its weights
+BARRIERS = 24  # bytes of those of a stage
 FEWEST, WIDEST = DEPTH * WARPS, 512  # columns of a stage
 LEAST = 2  # stages, of which one is filled while the other is read
 MOST_ROWS = 80  # of a stage
@@ -44,11 +45,7 @@ def stream_of(
         columns = _steps(problem, tile) * tile.columns
         return 2 * columns * (2 if normed else 1) + 8 * WARPS * sixteens * DEPTH
 
-    found = ring_of(tile, problem, halves, kept, caps)
-    if found is None or found.stages < _steps(problem, found) * _turns(problem.n, found.rows):
-        return found
-    flight = FLIGHT // found.stage_bytes(halves)
-    return replace(found, flight=flight if flight < found.stages else 0)
+    return ring_of(tile, problem, halves, kept, caps)
 
 
 def outputs_of(problem: Problem, y: DType, halves: int, most: int = MOST_ROWS) -> int:
@@ -82,8 +79,10 @@ def ring_of(
     tile = replace(tile, columns=columns)
     steps = _steps(problem, tile)
     room = min(SHARED, caps.max_shared) - kept(tile) - 2048
-    stages = room // tile.stage_bytes(halves)
-    tile = replace(tile, stages=min(stages, steps * _turns(problem.n, tile.rows)))
+    stages = room // (tile.stage_bytes(halves) + BARRIERS)
+    tiles = steps * _turns(problem.n, tile.rows)
+    flight = min(max(FLIGHT // (2 * halves * tile.height * tile.columns), 1), tiles)
+    tile = replace(tile, stages=min(stages, tiles), flight=flight if stages >= tiles else 0)
     fits = tile.stages >= min(LEAST, steps) and kernel.workgroup <= caps.max_workgroup
     return tile if fits else None
 

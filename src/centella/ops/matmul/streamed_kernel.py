@@ -41,7 +41,7 @@ class Stream(Struct, frozen=True):
     """How a group works: outputs of a block, columns of a stage, stages of the ring.
 
     `eights`: of several rows of x, which are in the ring too, how many eights there is room for.
-    `flight`: stages in flight at most, of those of a round of the ring; 0: no limit.
+    `flight`: stages in flight at most, where the ring has room for all weights of a group; else 0.
     """
 
     rows: int
@@ -92,8 +92,13 @@ class Shares:
         """The blocks of this group."""
         return lang.range(lang.group_id(), self.p["blocks"], lang.num_groups())
 
+    def tiles(self) -> Any:
+        """How many tiles of weights they are."""
+        groups = lang.num_groups()
+        return (self.p["blocks"] - lang.group_id() + (groups - 1)) // groups * self.steps
 
-def _produce(shared: Shares) -> None:
+
+def produce(shared: Shares) -> None:
     """Have all tiles copied, one after the other, as stages become free."""
     tile, ring = shared.tile, Ring(shared.tile.stages)
     nbytes = 2 * shared.halves * tile.rows * tile.columns
@@ -101,7 +106,7 @@ def _produce(shared: Shares) -> None:
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = ring.stage.get()
             shared.empty.wait(stage, ring.parity ^ 1)
-            if tile.flight:
+            if 0 < tile.flight < tile.stages:
                 with lang.if_(stage >= tile.flight):
                     shared.full.wait(stage - tile.flight, ring.parity)
             shared.full.expect(stage, lang.const(nbytes, u32))
@@ -129,6 +134,8 @@ def bring_both(
     ring, ahead = Ring(stages), lang.minimum(count, stages)
     for number in lang.range(ahead):
         weights(number, number)
+    with lang.if_(count <= stages):  # all of them are on their way
+        lang.ptx.launch_dependents()
     lang.ptx.await_launches()
     for number in lang.range(ahead):
         rows(number, number)
@@ -206,7 +213,7 @@ def _streamed(
     sixteens = tile.sixteens(halves)
     scratch = lang.shared(f32, 2 * WARPS * sixteens * DEPTH)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
-        _produce(shared)
+        produce(shared)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
         _consume(shared, row, scratch, sixteens, activation, x, y, extra)
 

@@ -45,6 +45,7 @@ from centella.ops.matmul.streamed_kernel import (
     bring_both,
     chunk_of,
     meet,
+    produce,
 )
 from centella.ops.matmul.streamed_norms import (
     LONGEST,
@@ -66,11 +67,39 @@ PAD = 4  # elements between lines of sums, for banks of their own
 class Rows:
     """Rows of x in a ring beside that of weights, and how they come there."""
 
-    def __init__(self, x: Any, stages: int, eights: int, columns: int) -> None:
+    def __init__(self, x: Any, tile: Stream) -> None:
         m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
-        self.ring: Any = lang.ptx.SharedTile(x.dtype, (stages, EIGHT * eights, columns))
+        self.tile: Stream = tile
+        self.ring: Any = lang.ptx.SharedTile(
+            x.dtype, (tile.stages, EIGHT * tile.eights, tile.columns)
+        )
         self.map: Any = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
-        self._pairs = [(e, min(2, eights - e)) for e in range(0, eights, 2)]
+        self.nbytes: int = 2 * EIGHT * tile.eights * tile.columns  # of a stage
+        self._pairs = [(e, min(2, tile.eights - e)) for e in range(0, tile.eights, 2)]
+        self._there = lang.ptx.Barriers(tile.stages) if tile.flight else None
+        if self._there is not None:
+            with lang.if_(lang.local_id() == WARPGROUP):
+                for stage in range(tile.stages):
+                    self._there.init(stage, 1)
+                lang.ptx.init_fence()
+            lang.barrier()
+
+    def bring(self, number: Any, steps: int, stage: Any, full: Any) -> None:
+        """Have the columns of a tile copied to a stage."""
+        column = number % steps * self.tile.columns
+        lang.ptx.tma_load(self.map, (column, 0), stage, full, stage)
+
+    def bring_all(self, count: Any, steps: int) -> None:
+        """By one thread: have those of all tiles copied, where the ring has room for them."""
+        if self._there is not None:
+            for number in lang.range(count):
+                self._there.expect(number, lang.const(self.nbytes, u32))
+                self.bring(number, steps, number, self._there)
+
+    def wait(self, stage: Any, parity: Any) -> None:
+        """Until they are there, where that is not known of the weights."""
+        if self._there is not None:
+            self._there.wait(stage, parity)
 
     def starts(self, lane: Any, column: Any) -> list[Any]:
         """Where a lane's rows begin for `ldmatrix`, which takes two eights at once."""
@@ -139,11 +168,14 @@ def _streamed_rows(
     lang.ptx.resident(2)
     halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
-    rows = Rows(x, tile.stages, tile.eights, tile.columns)
+    rows = Rows(x, tile)
     sums = Sums(WARPS, EIGHT * tile.eights, DEPTH * tile.sixteens(halves) + PAD)
     norm = norm_of(kind, tile, shared.steps, depth, x.dtype, "shift" in extra)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
-        _produce(shared, rows)
+        if tile.flight:
+            produce(shared)
+        else:
+            _produce(shared, rows)
     with lang.ptx.role(WARPGROUP, CONSUMERS):
         _consume(shared, rows, sums, norm, gated, activation, x, y, extra)
 
@@ -151,8 +183,7 @@ def _streamed_rows(
 def _produce(shared: Shares, rows: Rows) -> None:
     """Have all tiles copied; those of weights that there is room for before the wait."""
     tile, p = shared.tile, shared.p
-    nbytes = 2 * (shared.halves * tile.rows + EIGHT * tile.eights) * tile.columns
-    blocks = (p["blocks"] - lang.group_id() + (lang.num_groups() - 1)) // lang.num_groups()
+    nbytes = 2 * shared.halves * tile.rows * tile.columns + rows.nbytes
 
     def bring_weights(number: Any, stage: Any) -> None:
         turn = number // shared.steps
@@ -165,10 +196,9 @@ def _produce(shared: Shares, rows: Rows) -> None:
             lang.ptx.tma_load(shared.map, (column, row), slot, shared.full, stage)
 
     def bring_rows(number: Any, stage: Any) -> None:
-        column = number % shared.steps * tile.columns
-        lang.ptx.tma_load(rows.map, (column, 0), stage, shared.full, stage)
+        rows.bring(number, shared.steps, stage, shared.full)
 
-    bring_both(shared.full.count, shared.empty, blocks * shared.steps, bring_weights, bring_rows)
+    bring_both(shared.full.count, shared.empty, shared.tiles(), bring_weights, bring_rows)
 
 
 def _consume(
@@ -184,6 +214,8 @@ def _consume(
         meet(shared.met, turn)
     ask_for_vectors(extra, tile.rows, shared.p["n"], gated, me)
     lang.ptx.await_launches()
+    with lang.if_(me == 0):
+        rows.bring_all(shared.tiles(), shared.steps)
     if norm is not None:
         norm.start(x, lane)
     share = tile.columns // WARPS  # of a stage's columns, of a warp
@@ -212,6 +244,7 @@ def _consume(
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = ring.stage.get()
             shared.full.wait(stage, ring.parity)
+            rows.wait(stage, ring.parity)
             slot = shared.ring.at_stage(stage * shared.halves)
             at_x = [start + rows.ring.at_stage(stage) for start in of_x]
             for k in range(share // DEPTH):
