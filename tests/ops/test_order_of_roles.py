@@ -51,6 +51,12 @@ OF_WHOLE_ROWS = """\
 
 def of_rows() -> tuple[Call, list[Spec]]:
     call, specs = test_streamed_rows.product_of(16, 270, 648)
+    return test_streamed_rows.in_few_groups(call), list(specs)
+
+
+def of_rows_apart() -> tuple[Call, list[Spec]]:
+    call, specs = test_streamed_rows.product_of(16, 30, 648)
+    assert dict(call.constants)["tile"].flight
     return call, list(specs)
 
 
@@ -69,12 +75,12 @@ def of_parts() -> tuple[Call, list[Spec]]:
 
 def of_normed() -> tuple[Call, list[Spec]]:
     call, specs = test_streamed_rows.product_of(5, 270, 648, "norm")
-    return call, list(specs)
+    return test_streamed_rows.in_few_groups(call), list(specs)
 
 
 def of_layered() -> tuple[Call, list[Spec]]:
     call, specs = test_streamed_rows.product_of(5, 270, 648, "norm", "shift", kind="layer")
-    return call, list(specs)
+    return test_streamed_rows.in_few_groups(call), list(specs)
 
 
 def of_one_row() -> tuple[Call, list[Spec]]:
@@ -198,6 +204,9 @@ CASES: dict[str, tuple[Build, ModuleType, list[Change], str]] = {
     "sums of digits are those of two blocks": (
         of_many_digits, digits_kernel,
         [("of_two = turn.get() % 2", "of_two = lang.const(0, u32)")], WRITTEN,
+    ),
+    "rows of x that come apart are there": (
+        of_rows_apart, streamed_rows, [("            rows.wait(stage, ring.parity)\n", "")], EARLY,
     ),
     "a stage of digits is released": (
         of_digits, digits_kernel, [(OF_DIGITS + OF_BLOCKS, OF_BLOCKS + OF_DIGITS)], COMES,

@@ -16,7 +16,7 @@ from centella.dtypes import DType, bf16, dtype_of, f16, f32, i32
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
-from centella.ops import argmax, softmax
+from centella.ops import argmax, norm, softmax
 from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
@@ -286,11 +286,36 @@ def test_long_rows(device: ct.Device, dtype: str, columns: int) -> None:
         np.testing.assert_array_equal(ct.argmax(given, -1).numpy(), np.argmax(x, -1))
 
 
+@pytest.mark.parametrize("kinds", [(f16, f32), (f32, f16), (bf16, f32)], ids=str)
+@pytest.mark.parametrize("few", [norm.FEW, 0], ids=["few", "many"])
+def test_vectors_of_another_width_than_rows(kinds: tuple[DType, DType], few: int) -> None:
+    """Rows are still read by chunks; 1280 of 16 bits are five of each lane of a warp."""
+    own, theirs = kinds
+    rng = np.random.default_rng(0)
+    for columns in (45, 96, 1000, 1280, 2560):
+        specs = tuple(make_spec((columns,), theirs, 16) for _ in range(2))
+        x = make_spec((ROWS, columns), own, 16)
+        with mock.patch.object(norm, "FEW", few):
+            call, ir = one_launch("norm", (x, *specs), x, CUDA, **NORM)
+        known = dict(call.constants)
+        assert known["chunk"] and known["ahead"] == (few > 0)
+        if columns == 1280 and own is not f32:
+            assert (known["team"].lanes, known["team"].items) == (32, 5)
+        given = [rng.standard_normal(shape) for shape in ((ROWS, columns), columns, columns)]
+        got = simulated(call, ir, *given)
+        rounded_to = [rounded(v, k) for v, k in zip(given, (own, theirs, theirs), strict=True)]
+        np.testing.assert_allclose(
+            got, wanted_of("norm", *rounded_to), rtol=4 * own.epsilon, atol=8 * own.epsilon + 1e-5
+        )
+
+
 @needs_ptxas
 @pytest.mark.parametrize("name", [*OPS, "argmax"])
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
 def test_no_kernel_spills(name: str, dtype: DType, tmp_path: Path) -> None:
-    for columns in ASSEMBLED[name]:
-        _, ir = lowered(name, columns, dtype, CUDA, rows=600)
+    each = [(columns, 600) for columns in ASSEMBLED[name]]
+    few = [(columns, 3) for columns in (*ASSEMBLED[name], 1280)] if name == "norm" else []
+    for columns, rows in each + few:
+        _, ir = lowered(name, columns, dtype, CUDA, rows=rows)
         report, _ = assemble(emit_ptx(ir, CUDA.arch), CUDA.arch, tmp_path)
         assert re.findall(r"(\d+) bytes spill", report) == ["0", "0"], (columns, report)

@@ -42,12 +42,15 @@ from centella.specs import Caps, Spec
 
 
 def _normalise(
-    *, kind: str, chunk: bool, team: Team, steps: Any, at: int, modes: Any, rank: int, types: Any,
-    y: Argument, **inputs: Any,
+    *, kind: str, chunk: bool, ahead: bool, team: Team, steps: Any, at: int, modes: Any, rank: int,
+    types: Any, y: Argument, **inputs: Any,
 ) -> None:  # fmt: skip
     """A team a row: statistics, the variance after the mean, then the result.
 
     What is normalised is a value of a chain; the result goes on through the rest of the chain.
+
+    Args:
+        ahead: vectors are loaded beside x, not behind its statistics.
     """
     step, count = steps[at], len(modes)
     dtype = dtype_of(step.dtype)
@@ -66,7 +69,8 @@ def _normalise(
 
     def loaded(item: Item) -> Elements:
         have = elements(item)
-        have[x]  # as early as may be
+        for k in (x, *vectors) if ahead else (x,):  # as early as may be
+            have[k]
         return have
 
     values = row.kept(loaded)
@@ -105,6 +109,8 @@ def _store(y: Argument, start: Operand, values: Values, chunk: bool) -> None:
         y.store(start + first, values[first : first + part])
 
 
+HELD = 40  # elements of a row that a thread has: 1280 are five chunks of a warp
+FEW = 132 * 1024  # threads of a launch that waits for memory once, on a large GPU
 PASSES = 3  # over a row that is walked: mean, variance, result
 NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_normalize"}  # by kind
 norm_kernel: Kernel = Kernel(_normalise, workgroup=WALKERS, name="normalise")
@@ -169,17 +175,19 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     inputs = chain.inputs
     space = row_space(x.shape, chain.seen, (True,) * len(inputs), width, out)
     rows, columns = rows_of(x).shape
-    team = team_of(columns, width, caps)
+    team = team_of(columns, width, caps, held=HELD)
+    groups = team.groups(rows)
+    ahead = team.items > 0 and team.threads <= WALKERS and groups * team.threads <= FEW
     call = Call(
         norm_kernel,
         (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out)),
         (("columns", columns), ("rows", rows), *space.scalars, *chain.scalars),
         (
-            ("at", chain.at), ("chunk", chunk), ("kind", chain.steps[chain.at].attrs.kind),
-            ("modes", space.modes), ("rank", space.rank), ("steps", chain.steps),
-            ("team", team), ("types", chain.types),
+            ("ahead", ahead), ("at", chain.at), ("chunk", chunk),
+            ("kind", chain.steps[chain.at].attrs.kind), ("modes", space.modes),
+            ("rank", space.rank), ("steps", chain.steps), ("team", team), ("types", chain.types),
         ),
-        team.groups(rows),
+        groups,
         workgroup=team.threads,
         signature=signature({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1}),
     )  # fmt: skip
@@ -188,14 +196,14 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
 
 def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
     """Whether a thread takes a chunk at a time, and the elements that it takes."""
-    chunk = chunked(*(rows_of(s) for s in (*sources, result)))
+    chunk = chunked(rows_of(sources[0]), rows_of(result))  # vectors are read as they lie
     return chunk, width_of(result, chunk)
 
 
 def elements_at_once(sources: tuple[Spec, ...], result: Spec, caps: Caps) -> tuple[int, int]:
     """Elements of a row that a thread's program computes at a time, and how often it does."""
     _, width = _item(sources, result)
-    team = team_of(result.shape[-1], width, caps)
+    team = team_of(result.shape[-1], width, caps, held=HELD)
     return (team.items * width, 1) if team.items else (width, PASSES)
 
 

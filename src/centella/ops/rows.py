@@ -163,8 +163,12 @@ class Team(Struct, frozen=True):
         return -(-rows // self.teams)
 
 
-def team_of(columns: int, width: int, caps: Caps, least: int | None = None) -> Team:
+def team_of(
+    columns: int, width: int, caps: Caps, least: int | None = None, held: int = MOST
+) -> Team:  # fmt: skip
     """Who has a row of `columns`, or from `least` to `columns`, in items of `width` elements.
+
+    A thread holds up to `held` elements.
 
     Of the teams that can hold the row the one that leaves the fewest places empty, then the
     largest: a warp or a part of one as long as that holds the row, then as many as need not hold
@@ -173,7 +177,7 @@ def team_of(columns: int, width: int, caps: Caps, least: int | None = None) -> T
     least = columns if least is None else least
     items, parted = max(-(-columns // width), 1), columns % width + least % width > 0
     masks = width if parted else 0  # which take registers too
-    most, enough = (MOST - masks) // width, ENOUGH // width
+    most, enough = (held - masks) // width, ENOUGH // width
     if items <= WARP * most:
         largest = max(min(WARP, power_above(items)), LEAST)
     else:

@@ -65,28 +65,32 @@ PAD = 4  # elements between lines of sums, for banks of their own
 
 
 class Rows:
-    """Rows of x in a ring beside that of weights, and how they come there."""
+    """Rows of x in a ring beside that of weights, and how they come there.
 
-    def __init__(self, x: Any, tile: Stream) -> None:
+    Args:
+        apart: their bytes count at barriers of their own, and not beside those of the weights.
+    """
+
+    def __init__(
+        self, x: Any, stages: int, eights: int, columns: int, apart: bool = False
+    ) -> None:  # fmt: skip
         m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
-        self.tile: Stream = tile
-        self.ring: Any = lang.ptx.SharedTile(
-            x.dtype, (tile.stages, EIGHT * tile.eights, tile.columns)
-        )
+        self.ring: Any = lang.ptx.SharedTile(x.dtype, (stages, EIGHT * eights, columns))
         self.map: Any = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
-        self.nbytes: int = 2 * EIGHT * tile.eights * tile.columns  # of a stage
-        self._pairs = [(e, min(2, tile.eights - e)) for e in range(0, tile.eights, 2)]
-        self._there = lang.ptx.Barriers(tile.stages) if tile.flight else None
+        self.nbytes: int = 2 * EIGHT * eights * columns  # of a stage
+        self._columns = columns
+        self._pairs = [(e, min(2, eights - e)) for e in range(0, eights, 2)]
+        self._there = lang.ptx.Barriers(stages) if apart else None
         if self._there is not None:
             with lang.if_(lang.local_id() == WARPGROUP):
-                for stage in range(tile.stages):
+                for stage in range(stages):
                     self._there.init(stage, 1)
                 lang.ptx.init_fence()
             lang.barrier()
 
     def bring(self, number: Any, steps: int, stage: Any, full: Any) -> None:
         """Have the columns of a tile copied to a stage."""
-        column = number % steps * self.tile.columns
+        column = number % steps * self._columns
         lang.ptx.tma_load(self.map, (column, 0), stage, full, stage)
 
     def bring_all(self, count: Any, steps: int) -> None:
@@ -168,7 +172,7 @@ def _streamed_rows(
     lang.ptx.resident(2)
     halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
-    rows = Rows(x, tile)
+    rows = Rows(x, tile.stages, tile.eights, tile.columns, tile.flight > 0)
     sums = Sums(WARPS, EIGHT * tile.eights, DEPTH * tile.sixteens(halves) + PAD)
     norm = norm_of(kind, tile, shared.steps, depth, x.dtype, "shift" in extra)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):
