@@ -222,6 +222,49 @@ def test_the_simulator_reports_a_box_over_what_was_stored() -> None:
             simulate(ir, words, params, 1)
 
 
+def panelled(x: In[f16], y: Out[u32], *, whole: bool) -> None:
+    """Four panels of a box, from the second panel of its tensor and row 60 on."""
+    tile, there, thread = ptx.SharedTile(f16, (2, 16, 256)), ptx.Barriers(1), lang.local_id()
+    columns, rows, batches, pitch, more = parameters("columns", "rows", "batches", "pitch", "more")
+    source = ptx.TensorMap(x, tile, (columns, rows, batches), (pitch, more), whole=whole)
+    with lang.if_(thread == 0):
+        there.init(0, 1)
+        ptx.init_fence()
+        there.expect(0, 8192)
+        ptx.tma_load(source, (64, 60, 1), 1, there, 0)
+    lang.barrier()
+    there.wait(0, 0)
+    for base in range(0, 512, WG):
+        at = thread + base
+        chunk = tile.chunk(at // 32, at % 32, 1)
+        y.store(at * 4, tile.memory.load_chunk(chunk))
+
+
+def test_panels_come_as_one_copy() -> None:
+    """Rows and panels that the tensor has not are zeros; so it is with a copy a panel."""
+    sizes = {"rows": 70, "columns": 256, "pitch": 264, "more": 70 * 264, "batches": 2}
+    x = np.random.default_rng(0).standard_normal((2, 70, 264))
+    for whole in (False, True):
+        tensors = {"x": tensor(x.reshape(-1), f16), "y": empty((4 * 512,), u32)}
+        ir = record(panelled, tensors, WG, whole=whole)
+        assert [op for op, *_ in ir.body].count("tma_load") == (1 if whole else 4)
+        simulate(ir, [t.words for t in tensors.values()], bits(ir, tensors, sizes), 1)
+        got = tensors["y"].words.view(np.float16).reshape(16, 256)
+        wanted = np.zeros((16, 256), np.float16)
+        wanted[:10, :192] = x[1, 60:, 64:256]
+        np.testing.assert_array_equal(got, wanted)
+    with pytest.raises(SimulationError, match="whole panels of 64 elements, got 250"):
+        words = bits(ir, tensors, sizes | {"columns": 250})
+        simulate(ir, [t.words for t in tensors.values()], words, 1)
+
+
+@needs_ptxas
+def test_panels_assemble(tmp_path: Path) -> None:
+    tensors = {"x": empty((70 * 264,), f16), "y": empty((4 * 512,), u32)}
+    text = assemble_clean(record(panelled, tensors, WG, whole=True), "sm_90a", tmp_path)
+    assert "cp.async.bulk.tensor.4d" in text
+
+
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_boxes_stay_within_their_argument(name: str) -> None:
     """Whatever extents a map has: rows that memory has not are neither read nor written."""
@@ -449,6 +492,9 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
             ptx.tma_load(of_s, (0, 0), 0, ptx.Barriers(1), 0)
         elif which == "dtype":
             ptx.TensorMap(x, ptx.SharedTile(bf16, (64, 64)), (n, n), (pitch,))
+        elif which == "panels":
+            wide = ptx.SharedTile(f16, (64, 128))
+            ptx.TensorMap(x, wide, (n, n), (pitch,), rows=32, whole=True)
         elif which == "rows":
             ptx.TensorMap(x, ptx.SharedTile(f16, (264, 64)), (n, n), (pitch,))
         elif which in ("end", "before", "eights"):
@@ -465,6 +511,7 @@ def test_maps_refuse_what_they_cannot_describe() -> None:
 
     texts = {
         "number": "u32 launch parameters", "strides": "a stride less", "mode": "no Out argument",
+        "panels": "in boxes of all 64 rows, .* got 32 rows, 2 extents",
         "dtype": "an argument of rank 1 and bf16", "rows": "at most 256 rows",
         "coordinates": "as many coordinates", "store": "cannot be written",
         "end": "a box of 32 rows ends within a stage of 64, got row 40",

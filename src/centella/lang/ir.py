@@ -216,6 +216,9 @@ class MapParam(Struct, frozen=True):
     of what one copy moves, `swizzle` the pattern in shared memory, in bytes. `kind` is "f16" or
     "bf16"; where the argument has bytes or words, extents, strides and box count two bytes as an
     element of that dtype: the offset alone counts elements of the argument.
+
+    With several `panels` a copy moves as many boxes that lie beside each other along the first
+    dimension, which is whole boxes: to the driver they are a dimension of their own, the third.
     """
 
     argument: int
@@ -225,12 +228,25 @@ class MapParam(Struct, frozen=True):
     box: tuple[int, ...]
     swizzle: int
     kind: str
+    panels: int = 1
+
+    def layout(self, words: Any) -> tuple[list[int], list[int], list[int]]:
+        """Extents, strides and box of the driver's dimensions, with these parameters."""
+        extents = [int(words[p]) for p in self.extents]
+        strides, box = [1, *(int(words[p]) for p in self.strides)], list(self.box)
+        if self.panels > 1:
+            width = box[0]
+            extents[0:1], extents[2:2] = [width], [extents[0] // width]
+            strides[2:2], box[2:2] = [width], [self.panels]
+        return extents, strides, box
 
     def refused(self, words: Any) -> str:
         """What the driver would not make a map of, with these parameters; "" where it would."""
         extents = [int(words[p]) for p in self.extents]
         strides = [int(words[p]) for p in self.strides]
         apart = [s for n, s in zip(extents[1:], strides, strict=True) if n > 1]
+        if self.panels > 1 and extents[0] % self.box[0]:
+            return f"a tensor map has whole panels of {self.box[0]} elements, got {extents[0]}"
         if 0 not in extents and not any(s * HALF % MAP_STRIDE for s in apart):
             return ""
         return (

@@ -25,6 +25,7 @@ from centella.lang.memory import Argument
 from centella.lang.values import Operand
 from centella.op.op import Form, Lowered, Op, Out, along_rows
 from centella.ops.elements import load_elements
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.host import on_blocks
 from centella.ops.layout import flat, rows_of, takes_rows
 from centella.ops.operands import NUMPY
@@ -37,13 +38,13 @@ from centella.ops.steps import (
     starts_of,
     traced_numbers,
 )
-from centella.ops.tables import chosen
+from centella.ops.tables import LOOKUPS, chosen
 from centella.specs import Caps, Spec
 
 
 def _normalise(
-    *, kind: str, chunk: bool, ahead: bool, team: Team, steps: Any, at: int, modes: Any, rank: int,
-    types: Any, y: Argument, **inputs: Any,
+    *, kind: str, chunk: bool, ahead: bool, early: bool, team: Team, steps: Any, at: int,
+    modes: Any, rank: int, types: Any, y: Argument, **inputs: Any,
 ) -> None:  # fmt: skip
     """A team a row: statistics, the variance after the mean, then the result.
 
@@ -51,7 +52,11 @@ def _normalise(
 
     Args:
         ahead: vectors are loaded beside x, not behind its statistics.
+        early: they are before the launches before are over, and the next one may begin at once: it
+            has most of the GPU to itself.
     """
+    if early:
+        lang.ptx.launch_dependents()
     step, count = steps[at], len(modes)
     dtype = dtype_of(step.dtype)
     width = dtype.per_chunk if chunk else dtype.per_word
@@ -69,11 +74,16 @@ def _normalise(
 
     def loaded(item: Item) -> Elements:
         have = elements(item)
-        for k in (x, *vectors) if ahead else (x,):  # as early as may be
+        for k in vectors if ahead else (x,):
             have[k]
         return have
 
     values = row.kept(loaded)
+    if early:
+        lang.ptx.await_launches()
+    if ahead:
+        for item in row.items():
+            values(item)[x]
 
     def squares(of: Any) -> Any:
         return row.total(lambda item: [(d := of(v)) * d for v in values(item)[x]], 0.0, "add")
@@ -110,7 +120,7 @@ def _store(y: Argument, start: Operand, values: Values, chunk: bool) -> None:
 
 
 HELD = 40  # elements of a row that a thread has: 1280 are five chunks of a warp
-FEW = 132 * 1024  # threads of a launch that waits for memory once, on a large GPU
+FEW = MULTIPROCESSORS * 1024  # threads of a launch that waits for memory once, on a large GPU
 PASSES = 3  # over a row that is walked: mean, variance, result
 NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_normalize"}  # by kind
 norm_kernel: Kernel = Kernel(_normalise, workgroup=WALKERS, name="normalise")
@@ -178,12 +188,13 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     team = team_of(columns, width, caps, held=HELD)
     groups = team.groups(rows)
     ahead = team.items > 0 and team.threads <= WALKERS and groups * team.threads <= FEW
+    early = ahead and caps.early_launch and groups <= MULTIPROCESSORS and _reads_vectors(chain)
     call = Call(
         norm_kernel,
         (*(Ref(k, flat(s)) for k, s in enumerate(inputs)), Ref(len(inputs), out)),
         (("columns", columns), ("rows", rows), *space.scalars, *chain.scalars),
         (
-            ("ahead", ahead), ("at", chain.at), ("chunk", chunk),
+            ("ahead", ahead), ("at", chain.at), ("chunk", chunk), ("early", early),
             ("kind", chain.steps[chain.at].attrs.kind), ("modes", space.modes),
             ("rank", space.rank), ("steps", chain.steps), ("team", team), ("types", chain.types),
         ),
@@ -192,6 +203,12 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
         signature=signature({f"x{k}": 1 for k in range(len(inputs))}, {"y": 1}),
     )  # fmt: skip
     return Lowered((call,))
+
+
+def _reads_vectors(chain: Chain) -> bool:
+    """Whether the vectors of a norm are operands as they are, which no step has computed."""
+    own = all(k < len(chain.inputs) for k in chain.steps[chain.at].operands[1:])
+    return own and not any(step.name in LOOKUPS for step in chain.steps)
 
 
 def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -171,23 +171,20 @@ def _box(
     Words have two elements of 16 bits; of one that is half inside the rest is zeros.
     """
     tensor_map = machine.ir.maps[position]
-    extents, strides, box = tensor_map.extents, tensor_map.strides, tensor_map.box
-    at = [operand_values(machine, index, operand + d)[0] for d in range(len(box))]
-    params = [int(p) for p in machine.launch.params]
-    columns, rows = box[:2]
-    x = at[0] + np.arange(columns)
-    y = at[1] + np.arange(rows)[:, None]
-    inside = (x < params[extents[0]]) & (y < params[extents[1]])
+    extents, strides, box = tensor_map.layout(machine.launch.params)
     itemsize = machine.ir.args[tensor_map.argument].dtype.itemsize
-    element = params[tensor_map.offset] * itemsize // HALF + x + y * params[strides[0]]
-    for d in range(2, len(box)):
-        inside &= at[d] < params[extents[d]]
-        element = element + at[d] * params[strides[d - 1]]
+    element: Any = int(machine.launch.params[tensor_map.offset]) * itemsize // HALF
+    inside: Any = True
+    for d, size in enumerate(box):  # the last dimension is outermost
+        at = operand_values(machine, index, operand + d)[0]
+        there = at + np.arange(size).reshape(size, *(1,) * d)
+        element = element + there * strides[d]
+        inside = inside & (there < extents[d])
     region = machine.memory["global"][tensor_map.argument]
     if (last := element[inside].max(initial=0) // 2) >= region.size:
         text = f"{region.name} word {last} is out of bounds, it has {region.size} words"
         raise machine.fault_here(index, f"a box has {text}")
-    chunks = swizzled(first + np.arange(rows * columns // 8), tensor_map.swizzle)
+    chunks = swizzled(first + np.arange(element.size // 8), tensor_map.swizzle)
     words = (chunks[:, None] * 4 + np.arange(4)).reshape(-1)
     return words, element.reshape(-1), inside.reshape(-1)
 

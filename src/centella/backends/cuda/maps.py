@@ -46,30 +46,30 @@ class TensorMaps:
             dtype = ir.args[param.argument].dtype
             start = address_of(bound.slots[param.argument])
             start += int(words[param.offset]) * dtype.itemsize
-            extents = tuple(int(words[p]) for p in param.extents)
-            strides = tuple(int(words[p]) * HALF for p in param.strides)
-            key = (param.kind, start, extents, strides, param.box, param.swizzle)
+            extents, strides, box = param.layout(words)
+            key = (param.kind, start, *map(tuple, (extents, strides, box)), param.swizzle)
             encoded = self._kept.get(key)
             if encoded is None:
                 if len(self._kept) == MOST_KEPT:
                     self._kept.clear()
-                encoded = self._kept[key] = _encode(start, extents, strides, param)
+                encoded = self._kept[key] = _encode(start, extents, strides, box, param)
             maps += encoded
         return maps
 
 
 def _encode(
-    start: int, extents: tuple[int, ...], strides: tuple[int, ...], param: MapParam
+    start: int, extents: list[int], strides: list[int], box: list[int], param: MapParam
 ) -> bytes:
     """One map (CUDA driver API, cuTensorMapEncodeTiled)."""
-    steps = [s if n > 1 else ALONE for n, s in zip(extents[1:], strides, strict=True)]
+    pairs = zip(extents[1:], strides[1:], strict=True)
+    steps = [s * HALF if n > 1 else ALONE for n, s in pairs]
     encoded = check(driver.cuTensorMapEncodeTiled(
         KINDS[param.kind],
         len(extents),
         start,
         [driver.cuuint64_t(n) for n in extents],
         [driver.cuuint64_t(s) for s in steps],
-        [driver.cuuint32_t(n) for n in param.box],
+        [driver.cuuint32_t(n) for n in box],
         [driver.cuuint32_t(1)] * len(extents),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         SWIZZLES[param.swizzle],

@@ -148,10 +148,13 @@ class TensorMap:
         strides: launch parameters: elements from one to the next along the dimensions but the
             first; multiples of 16 bytes where there is a next.
         rows: of a box; None: the tile's.
+        whole: the first extent is whole panels, and so are first coordinates: then all panels of a
+            stage are one copy. Of boxes with all rows of the tile.
 
     Raises:
         TraceError: for another argument or dtype, dimensions that are no launch parameters, or a
-            tile with another swizzle than its panels' rows or more than 256 of them.
+            tile with another swizzle than its panels' rows or more than 256 of them; for `whole`
+            with fewer rows than the tile's, or five extents.
     """
 
     def __init__(
@@ -161,6 +164,7 @@ class TensorMap:
         extents: Sequence[Value],
         strides: Sequence[Value],
         rows: int | None = None,
+        whole: bool = False,
     ) -> None:
         t = current()
         same = argument.dtype is tile.dtype
@@ -182,16 +186,24 @@ class TensorMap:
             raise TraceError(
                 f"a box has at most {MOST_BOX} rows, of a tile of {tile.rows}, got {down}"
             )
+        width = tile.panel // tile.dtype.itemsize
+        panels = tile.columns // width if whole else 1
+        if panels > 1 and (down < tile.rows or len(extents) == MOST_DIMENSIONS):
+            raise TraceError(
+                f"panels are copied at once in boxes of all {tile.rows} rows, with fewer than "
+                f"{MOST_DIMENSIONS} extents, got {down} rows, {len(extents)} extents"
+            )
         self.argument: Argument = argument
         self.tile: SharedTile = tile
+        self.panels: int = panels
         self.dimensions: int = len(extents)
         self.rows: int = down
-        box = (tile.panel // tile.dtype.itemsize, down, *(1,) * (len(extents) - 2))
+        box = (width, down, *(1,) * (len(extents) - 2))
         offset = t.param((argument.name, "offset"), "u32")
         places = [_parameter(t, e) for e in (offset, *extents, *strides)]
         param = MapParam(
             argument.position, places[0], tuple(places[1 : 1 + len(extents)]),
-            tuple(places[1 + len(extents) :]), box, tile.swizzle, tile.dtype.name,
+            tuple(places[1 + len(extents) :]), box, tile.swizzle, tile.dtype.name, panels,
         )  # fmt: skip
         self.position: int = len(t.maps)
         t.maps.append(param)
@@ -346,9 +358,10 @@ def _panels(
     tile = map_.tile
     first = tile.at_stage(stage)
     width = tile.panel // tile.dtype.itemsize
-    starts = []
-    for n in range(tile.columns // width):
-        x = expr_of(t, at[0], "u32") + n * width
-        rest = [expr_of(t, c, "u32") for c in at[1:]]
-        starts.append((first + n * tile.down(tile.rows), (expr_of(t, x, "u32"), *rest)))
-    return starts
+    x, y, *rest = (expr_of(t, c, "u32") for c in at)
+    if map_.panels > 1:
+        return [(first, (expr_of(t, 0, "u32"), y, expr_of(t, x // width, "u32"), *rest))]
+    return [
+        (first + n * tile.down(tile.rows), (expr_of(t, x + n * width, "u32"), y, *rest))
+        for n in range(tile.columns // width)
+    ]

@@ -34,6 +34,7 @@ from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP, fold
 
 WARPGROUP = 128
+PANEL = 64  # columns of which rows lie behind one another in shared memory
 WARPS = CONSUMERS // WARP
 
 
@@ -75,7 +76,11 @@ class Shares:
         shape = (tile.stages * halves, tile.height, tile.columns)
         self.ring: Any = lang.ptx.SharedTile(w.dtype, shape)
         extents = (self.p["k"], self.p["rows"])
-        self.map: Any = lang.ptx.TensorMap(w, self.ring, extents, (self.p["ldw"],), tile.rows)
+        # Of one row, or beside 16 rows of x, a copy a panel was faster (benchmarks/LOG.md).
+        whole = tile.eights == 1 and tile.rows == tile.height and depth % PANEL == 0
+        self.map: Any = lang.ptx.TensorMap(
+            w, self.ring, extents, (self.p["ldw"],), tile.rows, whole
+        )
         self.steps: int = -(-depth // tile.columns)
         self.full: Any = lang.ptx.Barriers(tile.stages)
         self.empty: Any = lang.ptx.Barriers(tile.stages)

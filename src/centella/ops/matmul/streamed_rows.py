@@ -38,6 +38,7 @@ from centella.ops.matmul.streamed import (
     ring_of,
 )
 from centella.ops.matmul.streamed_kernel import (
+    PANEL,
     WARPGROUP,
     WARPS,
     Shares,
@@ -68,15 +69,17 @@ class Rows:
     """Rows of x in a ring beside that of weights, and how they come there.
 
     Args:
+        depth: columns of x.
         apart: their bytes count at barriers of their own, and not beside those of the weights.
     """
 
     def __init__(
-        self, x: Any, stages: int, eights: int, columns: int, apart: bool = False
+        self, x: Any, depth: int, stages: int, eights: int, columns: int, apart: bool = False
     ) -> None:  # fmt: skip
         m, k, pitch = (lang.parameter(n, u32) for n in ("m", "k", "ldx"))
         self.ring: Any = lang.ptx.SharedTile(x.dtype, (stages, EIGHT * eights, columns))
-        self.map: Any = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,))
+        whole = depth % PANEL == 0
+        self.map: Any = lang.ptx.TensorMap(x, self.ring, (k, m), (pitch,), whole=whole)
         self.nbytes: int = 2 * EIGHT * eights * columns  # of a stage
         self._columns = columns
         self._pairs = [(e, min(2, eights - e)) for e in range(0, eights, 2)]
@@ -172,7 +175,7 @@ def _streamed_rows(
     lang.ptx.resident(2)
     halves = 2 if gated else 1
     shared = Shares(tile, w, halves, depth)
-    rows = Rows(x, tile.stages, tile.eights, tile.columns, tile.flight > 0)
+    rows = Rows(x, depth, tile.stages, tile.eights, tile.columns, tile.flight > 0)
     sums = Sums(WARPS, EIGHT * tile.eights, DEPTH * tile.sixteens(halves) + PAD)
     norm = norm_of(kind, tile, shared.steps, depth, x.dtype, "shift" in extra)
     with lang.ptx.role(0, WARPGROUP), lang.if_(lang.local_id() == 0):

@@ -61,7 +61,7 @@ def _streamed_blocks(
     lang.ptx.resident(1)
     planes = [operands.pop(symbol) for symbol in SYMBOLS[1 : len(kind.planes)]]
     shared = Weights(tile, kind, depth, beside, x.dtype, w, planes, bringers=2)
-    rows = Rows(x, tile.stages, tile.eights, tile.columns)
+    rows = Rows(x, depth, tile.stages, tile.eights, tile.columns)
     sums = Sums(tile.across, EIGHT * tile.eights, tile.teams * tile.lines + PAD)
     with lang.ptx.role(0, WARP), lang.if_(lang.local_id() == 0):
         shared.bring()
