@@ -7,6 +7,7 @@ do is taken from the PTX ISA.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -93,12 +94,20 @@ Operation = Callable[..., Any]
 Meeting = tuple[Any, int | str]  # what a thread brings; a lane mask, or what its warp does
 
 
+# One number, by its bits and by its value: a scalar's `view` takes five times as long.
+WORD = np.zeros(1, np.uint32)
+FLOAT = WORD.view(np.float32)
+
+
 def real(bits: int) -> np.float32:
-    return np.uint32(bits).view(np.float32)
+    WORD[0] = bits
+    number: np.float32 = FLOAT[0]
+    return number
 
 
 def bits_of(value: Any) -> int:
-    return int(np.float32(value).view(np.uint32))
+    FLOAT[0] = value
+    return int(WORD[0])
 
 
 def half_bits(bits: int) -> int:
@@ -201,9 +210,9 @@ ATOMICS: dict[str, Operation] = {
 
 @dataclass
 class Module:
-    """A parsed module: instructions as (guard, operation, operands)."""
+    """A parsed module: instructions as (guard, operation, operands, what computes it)."""
 
-    code: list[tuple[str, list[str], list[str]]] = field(default_factory=list)
+    code: list[tuple[str, list[str], list[str], Operation | None]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     threads: int = 0
     shared: int = 0
@@ -222,7 +231,8 @@ class Module:
                     guard, _, rest = part.rpartition("@") if part[0] != "@" else part.partition(" ")
                     op, _, operands = rest.partition(" ")
                     arguments = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", operands)
-                    module.code.append((guard.lstrip("@"), op.split("."), arguments))
+                    operation = OPERATIONS.get(op)
+                    module.code.append((guard.lstrip("@"), op.split("."), arguments, operation))
         return module
 
 
@@ -299,6 +309,12 @@ def half_of(word: int, half: int, kind: DType) -> Any:
     return dtypes.widen(bits.view(kind.numpy), kind)[0]
 
 
+@functools.cache
+def constant(token: str) -> int:
+    """The bits of a number in the text."""
+    return int(token[2:], 16) if token[:2] in ("0f", "0x") else int(token) & MASK
+
+
 class Thread:
     """One thread: `run` yields at barriers, shuffles and what a warp does together."""
 
@@ -308,9 +324,7 @@ class Thread:
         self.registers: dict[str, Any] = dict(ids)
 
     def value(self, token: str) -> Any:
-        if token[0] == "%":
-            return self.registers[token]
-        return int(token[2:], 16) if token[:2] in ("0f", "0x") else int(token) & MASK
+        return self.registers[token] if token[0] == "%" else constant(token)
 
     def words(self, space: str, token: str, count: int) -> tuple[Words, int]:
         base, _, offset = token[1:-1].partition("+")
@@ -324,16 +338,18 @@ class Thread:
         return words, index
 
     def run(self) -> Generator[Meeting, Any, None]:
-        at = 0
+        at, value = 0, self.value
         with np.errstate(all="ignore"):
             while True:
-                guard, op, operands = self.module.code[at]
+                guard, op, operands, operation = self.module.code[at]
                 at += 1
                 if guard and self.registers[guard.lstrip("!")] == (guard[0] == "!"):
                     continue
-                if op[0] == "ret":
+                if operation is not None:
+                    self.registers[operands[0]] = operation(*map(value, operands[1:]))
+                elif op[0] == "ret":
                     return
-                if op[0] == "bra":
+                elif op[0] == "bra":
                     at = self.module.labels[operands[0]]
                 elif op[0] == "bar":
                     yield None, 0
@@ -408,10 +424,9 @@ class Thread:
             view = views[op[2]]
             a, b = (view(self.value(x)) for x in rest)
             self.registers[target] = bool(COMPARISONS[op[1]](a, b))
-        elif op[0] == "selp":
-            self.registers[target] = self.value(rest[0 if self.registers[rest[2]] else 1])
         else:
-            self.registers[target] = OPERATIONS[".".join(op)](*map(self.value, rest))
+            assert op[0] == "selp", op
+            self.registers[target] = self.value(rest[0 if self.registers[rest[2]] else 1])
 
     def copy(self, op: list[str], operands: list[str]) -> None:
         """cp.async: here it is done at once, the earliest that the hardware may be."""
@@ -1156,6 +1171,7 @@ def test_subgroup_operations_need_whole_subgroups(workgroup: int) -> None:
 
 
 PROGRAM = """
+import functools
 import hashlib
 from tests.emit.test_lang_ptx import CASES, emit_ptx
 texts = "".join(emit_ptx(case.trace()) for case in CASES.values())
