@@ -57,11 +57,18 @@ NVDISASM = cuda_tool("nvdisasm")
 needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="no ptxas: pip install nvidia-cuda-nvcc")
 
 
+@functools.cache
+def known_archs() -> list[str]:
+    """The numbers of what this ptxas assembles for."""
+    assert PTXAS is not None
+    listed = subprocess.run([PTXAS, "--list-arch"], capture_output=True, text=True, check=True)
+    return re.findall(r"\d+", listed.stdout)
+
+
 def assemble(text: str, arch: str, folder: Path) -> tuple[str, Path]:
     """What `ptxas -v` reports, and the file it wrote."""
     assert PTXAS is not None
-    listed = subprocess.run([PTXAS, "--list-arch"], capture_output=True, text=True, check=True)
-    if re.sub(r"\D", "", arch) not in re.findall(r"\d+", listed.stdout):
+    if re.sub(r"\D", "", arch) not in known_archs():
         pytest.skip(f"this ptxas does not know {arch}")
     source, cubin = folder / "kernel.ptx", folder / "kernel.cubin"
     source.write_text(text)
