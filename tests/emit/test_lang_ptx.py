@@ -41,7 +41,7 @@ from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
 from centella.lang.ir import ACCESSES, CONTROL, PTX_ONLY, PURE, SUBGROUP
 from centella.simulator.run import simulate
 from tests.simulator.test_lang_simulate import row_sum, softmax
-from tests.support.lang_common import cuda_tool
+from tests.support.lang_common import assembled, cuda_tool, ptxas
 from tests.support.lang_programs import GROUPS as PROGRAM_GROUPS
 from tests.support.lang_programs import SCALARS, Node, first_words, on_host, program, programs
 
@@ -57,25 +57,13 @@ NVDISASM = cuda_tool("nvdisasm")
 needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="no ptxas: pip install nvidia-cuda-nvcc")
 
 
-@functools.cache
-def known_archs() -> list[str]:
-    """The numbers of what this ptxas assembles for."""
-    assert PTXAS is not None
-    listed = subprocess.run([PTXAS, "--list-arch"], capture_output=True, text=True, check=True)
-    return re.findall(r"\d+", listed.stdout)
-
-
-def assemble(text: str, arch: str, folder: Path) -> tuple[str, Path]:
-    """What `ptxas -v` reports, and the file it wrote."""
-    assert PTXAS is not None
-    if re.sub(r"\D", "", arch) not in known_archs():
+def assemble(text: str, arch: str, folder: Path, write: bool = False) -> tuple[str, Path]:
+    """What `ptxas -v` reports, and the file that it writes, if it is to."""
+    if re.sub(r"\D", "", arch) not in re.findall(r"\d+", ptxas("--list-arch")):
         pytest.skip(f"this ptxas does not know {arch}")
-    source, cubin = folder / "kernel.ptx", folder / "kernel.cubin"
-    source.write_text(text)
-    command = [PTXAS, "-v", f"-arch={arch}", str(source), "-o", str(cubin)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stderr}{done.stdout}\n{text}"
-    return done.stderr + done.stdout, cubin
+    cubin = folder / "kernel.cubin"
+    options = "-v", f"-arch={arch}"
+    return assembled(text, options, folder / "kernel.ptx", cubin if write else None), cubin
 
 
 def resources(report: str) -> tuple[int, int]:
@@ -963,7 +951,8 @@ def test_the_version_is_the_lowest_that_knows_the_target(arch: str, tmp_path: Pa
 def test_gemm_tiles_stay_in_registers(
     sizes: tuple[int, ...], most: int, arch: str, tmp_path: Path
 ) -> None:
-    report, cubin = assemble(emit_ptx(tile(*sizes).trace(), arch), arch, tmp_path)
+    text = emit_ptx(tile(*sizes).trace(), arch)
+    report, cubin = assemble(text, arch, tmp_path, write=True)
     registers, stack = resources(report)
     assert stack == 0, report
     assert registers <= most, report
