@@ -7,6 +7,7 @@ do is taken from the PTX ISA.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -40,7 +41,7 @@ from centella.lang import In, InOut, KernelIR, Out, Scalar, storage
 from centella.lang.ir import ACCESSES, CONTROL, PTX_ONLY, PURE, SUBGROUP
 from centella.simulator.run import simulate
 from tests.simulator.test_lang_simulate import row_sum, softmax
-from tests.support.lang_common import cuda_tool
+from tests.support.lang_common import assembled, cuda_tool, ptxas
 from tests.support.lang_programs import GROUPS as PROGRAM_GROUPS
 from tests.support.lang_programs import SCALARS, Node, first_words, on_host, program, programs
 
@@ -56,18 +57,13 @@ NVDISASM = cuda_tool("nvdisasm")
 needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="no ptxas: pip install nvidia-cuda-nvcc")
 
 
-def assemble(text: str, arch: str, folder: Path) -> tuple[str, Path]:
-    """What `ptxas -v` reports, and the file it wrote."""
-    assert PTXAS is not None
-    listed = subprocess.run([PTXAS, "--list-arch"], capture_output=True, text=True, check=True)
-    if re.sub(r"\D", "", arch) not in re.findall(r"\d+", listed.stdout):
+def assemble(text: str, arch: str, folder: Path, write: bool = False) -> tuple[str, Path]:
+    """What `ptxas -v` reports, and the file that it writes, if it is to."""
+    if re.sub(r"\D", "", arch) not in re.findall(r"\d+", ptxas("--list-arch")):
         pytest.skip(f"this ptxas does not know {arch}")
-    source, cubin = folder / "kernel.ptx", folder / "kernel.cubin"
-    source.write_text(text)
-    command = [PTXAS, "-v", f"-arch={arch}", str(source), "-o", str(cubin)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stderr}{done.stdout}\n{text}"
-    return done.stderr + done.stdout, cubin
+    cubin = folder / "kernel.cubin"
+    options = "-v", f"-arch={arch}"
+    return assembled(text, options, folder / "kernel.ptx", cubin if write else None), cubin
 
 
 def resources(report: str) -> tuple[int, int]:
@@ -93,12 +89,20 @@ Operation = Callable[..., Any]
 Meeting = tuple[Any, int | str]  # what a thread brings; a lane mask, or what its warp does
 
 
+# One number, by its bits and by its value: a scalar's `view` takes five times as long.
+WORD = np.zeros(1, np.uint32)
+FLOAT = WORD.view(np.float32)
+
+
 def real(bits: int) -> np.float32:
-    return np.uint32(bits).view(np.float32)
+    WORD[0] = bits
+    number: np.float32 = FLOAT[0]
+    return number
 
 
 def bits_of(value: Any) -> int:
-    return int(np.float32(value).view(np.uint32))
+    FLOAT[0] = value
+    return int(WORD[0])
 
 
 def half_bits(bits: int) -> int:
@@ -201,9 +205,9 @@ ATOMICS: dict[str, Operation] = {
 
 @dataclass
 class Module:
-    """A parsed module: instructions as (guard, operation, operands)."""
+    """A parsed module: instructions as (guard, operation, operands, what computes it)."""
 
-    code: list[tuple[str, list[str], list[str]]] = field(default_factory=list)
+    code: list[tuple[str, list[str], list[str], Operation | None]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     threads: int = 0
     shared: int = 0
@@ -222,7 +226,8 @@ class Module:
                     guard, _, rest = part.rpartition("@") if part[0] != "@" else part.partition(" ")
                     op, _, operands = rest.partition(" ")
                     arguments = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", operands)
-                    module.code.append((guard.lstrip("@"), op.split("."), arguments))
+                    operation = OPERATIONS.get(op)
+                    module.code.append((guard.lstrip("@"), op.split("."), arguments, operation))
         return module
 
 
@@ -299,6 +304,12 @@ def half_of(word: int, half: int, kind: DType) -> Any:
     return dtypes.widen(bits.view(kind.numpy), kind)[0]
 
 
+@functools.cache
+def constant(token: str) -> int:
+    """The bits of a number in the text."""
+    return int(token[2:], 16) if token[:2] in ("0f", "0x") else int(token) & MASK
+
+
 class Thread:
     """One thread: `run` yields at barriers, shuffles and what a warp does together."""
 
@@ -308,9 +319,7 @@ class Thread:
         self.registers: dict[str, Any] = dict(ids)
 
     def value(self, token: str) -> Any:
-        if token[0] == "%":
-            return self.registers[token]
-        return int(token[2:], 16) if token[:2] in ("0f", "0x") else int(token) & MASK
+        return self.registers[token] if token[0] == "%" else constant(token)
 
     def words(self, space: str, token: str, count: int) -> tuple[Words, int]:
         base, _, offset = token[1:-1].partition("+")
@@ -324,16 +333,18 @@ class Thread:
         return words, index
 
     def run(self) -> Generator[Meeting, Any, None]:
-        at = 0
+        at, value = 0, self.value
         with np.errstate(all="ignore"):
             while True:
-                guard, op, operands = self.module.code[at]
+                guard, op, operands, operation = self.module.code[at]
                 at += 1
                 if guard and self.registers[guard.lstrip("!")] == (guard[0] == "!"):
                     continue
-                if op[0] == "ret":
+                if operation is not None:
+                    self.registers[operands[0]] = operation(*map(value, operands[1:]))
+                elif op[0] == "ret":
                     return
-                if op[0] == "bra":
+                elif op[0] == "bra":
                     at = self.module.labels[operands[0]]
                 elif op[0] == "bar":
                     yield None, 0
@@ -408,10 +419,9 @@ class Thread:
             view = views[op[2]]
             a, b = (view(self.value(x)) for x in rest)
             self.registers[target] = bool(COMPARISONS[op[1]](a, b))
-        elif op[0] == "selp":
-            self.registers[target] = self.value(rest[0 if self.registers[rest[2]] else 1])
         else:
-            self.registers[target] = OPERATIONS[".".join(op)](*map(self.value, rest))
+            assert op[0] == "selp", op
+            self.registers[target] = self.value(rest[0 if self.registers[rest[2]] else 1])
 
     def copy(self, op: list[str], operands: list[str]) -> None:
         """cp.async: here it is done at once, the earliest that the hardware may be."""
@@ -941,7 +951,8 @@ def test_the_version_is_the_lowest_that_knows_the_target(arch: str, tmp_path: Pa
 def test_gemm_tiles_stay_in_registers(
     sizes: tuple[int, ...], most: int, arch: str, tmp_path: Path
 ) -> None:
-    report, cubin = assemble(emit_ptx(tile(*sizes).trace(), arch), arch, tmp_path)
+    text = emit_ptx(tile(*sizes).trace(), arch)
+    report, cubin = assemble(text, arch, tmp_path, write=True)
     registers, stack = resources(report)
     assert stack == 0, report
     assert registers <= most, report
@@ -1156,6 +1167,7 @@ def test_subgroup_operations_need_whole_subgroups(workgroup: int) -> None:
 
 
 PROGRAM = """
+import functools
 import hashlib
 from tests.emit.test_lang_ptx import CASES, emit_ptx
 texts = "".join(emit_ptx(case.trace()) for case in CASES.values())

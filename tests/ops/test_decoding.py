@@ -29,6 +29,7 @@ CUDA = Caps("ptx", max_storage_buffers=64, max_workgroup=1024, max_shared=227 <<
             subgroups=True, native_f16_pack=True, native_exp2=True, arch="sm_90a",
             family="nvidia")  # fmt: skip
 TIMES = {"end": 5000, "zero": 6000, "no_timestamps": 5999, "latest": 6100}
+EARLY = {"end": 1000, "zero": 2000, "no_timestamps": 1999, "latest": 2100}  # of few tokens
 Given = list[tuple[Array, DType]]
 
 
@@ -251,12 +252,12 @@ def test_what_does_not_turn_is_as_it_was(variant: str, interleaved: bool) -> Non
         assert np.isnan(keys[row, :, start, :32]).all()
 
 
-def windows(batch: int, vocab: int) -> Given:
+def windows(batch: int, vocab: int, zero: int = TIMES["zero"]) -> Given:
     """Operands of a step of transcripts, in each state of a text."""
     rng = np.random.default_rng(vocab)
     before = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
     row = np.arange(batch)
-    notes = np.stack([row == 5, row, 6000 + row, *before[row % 4].T, 40 + row], 1)
+    notes = np.stack([row == 5, row, zero + row, *before[row % 4].T, 40 + row], 1)
     sums = np.stack([row, 0.5 + row % 2], 1).astype(np.float32)
     levels = rng.choice(3, vocab, p=[0.8, 0.1, 0.1])
     logits = 2 * rng.standard_normal((batch, vocab))
@@ -272,10 +273,10 @@ def test_the_rules_of_transcripts(timed: bool, random: bool) -> None:
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_texts_that_beams_may_become(timed: bool) -> None:
-    rules = {**TIMES, "timed": timed, "random": False}
-    few = beams(1, 2, 6150)  # PTX is interpreted thread by thread
-    simulated(formed("speech_beams", few, **rules), few, ptx=True)
-    check("speech_beams", beams(2, 3, 7501), 1e-5, **rules)
+    few = beams(1, 2, 2150, EARLY["zero"])  # PTX is interpreted thread by thread
+    form = formed("speech_beams", few, **EARLY, timed=timed, random=False)
+    simulated(form, few, ptx=True)
+    check("speech_beams", beams(2, 3, 7501), 1e-5, **TIMES, timed=timed, random=False)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -362,9 +363,9 @@ def test_the_best_texts_are_found_in_three_launches(beam: int) -> None:
         assert names == ["speech_survey", "speech_beams", "topk"]
 
 
-def beams(batch: int, beam: int, vocab: int) -> Given:
+def beams(batch: int, beam: int, vocab: int, zero: int = TIMES["zero"]) -> Given:
     """Operands of a step of beams."""
-    notes, _, _, logits, levels = windows(batch * beam, vocab)
+    notes, _, _, logits, levels = windows(batch * beam, vocab, zero)
     running = -np.random.default_rng(beam).random((batch, beam)).astype(np.float32)
     by_window = [(a.reshape(batch, beam, -1), d) for a, d in (logits, notes)]
     return [by_window[0], levels, by_window[1], (running, f32)]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import linecache
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,7 +41,7 @@ from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
 from centella.tensors.tensor import apply, apply_all, apply_with, fetch
-from tests.support.lang_common import ORDERS, Tensor, assembler, tint, webgpu
+from tests.support.lang_common import ORDERS, Tensor, assembled, ptxas, tint, webgpu
 from tests.support.mutations import Mutation, mistakes
 
 MOST_STATEMENTS = 6_000
@@ -1110,25 +1110,18 @@ def test_tint_accepts_every_kernel(cases: list[Case]) -> None:
 @ALL
 def test_ptxas_accepts_every_kernel(cases: list[Case], tmp_path: Path) -> None:
     """A file has many: ptxas takes longer to start than to assemble one."""
-    tool, files, every = assembler(), list[Path](), list(kernels(cases).values())
+    every, parts = list(kernels(cases).values()), list[str]()
     for first in range(0, len(every), 32):
         texts = dict[str, str]()  # by what stands before the first kernel
         for number, ir in enumerate(every[first : first + 32]):
             head, comment, kernel = emit_ptx(ir, "sm_80").partition("//")
             kernel = comment + kernel.replace(f".entry {ir.name}(", f".entry {ir.name}_{number}(")
             texts[head] = texts.get(head, head) + kernel
-        for text in texts.values():
-            files.append(tmp_path / f"{len(files)}.ptx")
-            files[-1].write_text(text)
-
-    def assemble(source: Path) -> str:
-        command = [tool, "-arch=sm_80", "-O1", str(source), "-o", os.devnull]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        return "" if done.returncode == 0 else done.stderr
-
+        parts += texts.values()
+    sources = [tmp_path / f"{number}.ptx" for number in range(len(parts))]
+    ptxas("--version")  # it is skipped here where there is none
     with ThreadPoolExecutor(2) as pool:
-        faults = list(filter(None, pool.map(assemble, files)))
-    assert faults == []
+        list(pool.map(assembled, parts, repeat(("-arch=sm_80", "-O1")), sources))
 
 
 # -- accumulation and masks ------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def rings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ring_choice, "_with_ring", short)
 
 
+@pytest.mark.turns("rings")
 @SIXTEEN
 @pytest.mark.parametrize("dim", [16, 48, 64, 80, 128])
 def test_head_sizes(dim: int, dtype: DType) -> None:
@@ -63,6 +64,7 @@ def test_head_sizes(dim: int, dtype: DType) -> None:
     assert error(plan.run(*arrays), plan.exact(*arrays)) < BOUND[dtype]
 
 
+@pytest.mark.turns("rings")
 @pytest.mark.parametrize("parts", [True, False], ids=["parts", "whole"])
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str, parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +129,7 @@ def test_before_the_window_of_a_step_anything_may_be(variant: str) -> None:
     check("rope_attend", given, 8 * bf16.epsilon, **attrs, window=70)
 
 
+@pytest.mark.turns("rings")
 @pytest.mark.parametrize("variant", ["ring", "ring_split"])
 @pytest.mark.parametrize(
     ("tokens", "starts", "window", "dim", "blocks"),

@@ -102,6 +102,7 @@ def normal(rows: int, columns: int, width: float = 3.0) -> Array:
     return np.random.default_rng(columns).standard_normal((rows, columns)) * width
 
 
+@pytest.mark.turns("settings")
 @pytest.mark.parametrize("settings", [EVERY, MORE], ids=["every", "more"])
 @pytest.mark.parametrize(
     "columns",
@@ -129,7 +130,10 @@ def test_whole_chunks_past_the_end() -> None:
         asked.check()
 
 
-def test_ties_infinities_and_nan() -> None:
+@pytest.mark.parametrize(
+    "turn", [0, 1, *(pytest.param(n, marks=pytest.mark.sweep) for n in (2, 3))]
+)
+def test_ties_infinities_and_nan(turn: int) -> None:
     """Where a row has equal logits they are in chunks of several groups."""
     columns, random = 9001, np.random.default_rng(3)
     rows = np.zeros((8, columns))
@@ -141,11 +145,12 @@ def test_ties_infinities_and_nan() -> None:
     rows[5] = random.integers(-3, 3, columns) * 0.25
     rows[6] = random.standard_normal(columns) * 800
     rows[7] = -np.abs(random.standard_normal(columns)) * 1e-6
-    for name in ("plain", "greedy", "top_p", "all"):
-        settings = np.tile(row_of(**{**SETTINGS[name], "repetition": 1.0}), (8, 1))
-        tokens = request(rows, settings).check()[2]
-        assert tokens[4] == -1 and (np.delete(tokens, 4) >= 0).all()
-        assert tokens[3] in (2500, 8000)
+    names = ("plain", "greedy", "top_p", "all")  # a row has another one each turn
+    each = [SETTINGS[names[(row + turn) % 4]] for row in range(8)]
+    settings = np.stack([row_of(**{**of_row, "repetition": 1.0}) for of_row in each])
+    tokens = request(rows, settings).check()[2]
+    assert tokens[4] == -1 and (np.delete(tokens, 4) >= 0).all()
+    assert tokens[3] in (2500, 8000)
     assert request(rows[5:6], row_of(temperature=0.0)[None]).check()[2][0] == rows[5].argmax()
 
 

@@ -9,6 +9,7 @@ the words. Tint, the WGSL compiler of browsers, parses every module too where it
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import json
 import math
@@ -16,6 +17,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -312,12 +314,40 @@ def cuda_tool(name: str) -> str | None:
     return None
 
 
-def assembler() -> str:
-    """NVIDIA's ptxas; the test is skipped where there is none."""
+@functools.cache
+def ptxas(*options: str) -> str:
+    """What NVIDIA's ptxas says by itself; the test is skipped where there is none."""
     path = cuda_tool("ptxas")
     if path is None:
         pytest.skip("no ptxas here (pip install nvidia-cuda-nvcc)")
-    return path
+    return subprocess.run([path, *options], capture_output=True, text=True, check=True).stdout
+
+
+def assembled(text: str, options: Sequence[str], source: Path, output: Path | None = None) -> str:
+    """What ptxas reports of a text, which is written to `source`.
+
+    Without an `output`, what it reported of the same text before is kept in the folder
+    $CENTELLA_PTXAS_CACHE, if there is one: it depends on nothing but its version, options and text.
+
+    Raises:
+        AssertionError: it refuses the text.
+    """
+    known = "\0".join((ptxas("--version"), *options, text))
+    folder = os.environ.get("CENTELLA_PTXAS_CACHE") if output is None else None
+    kept = Path(folder, hashlib.sha256(known.encode()).hexdigest()) if folder else None
+    if kept is not None and kept.exists():
+        return kept.read_text()
+    source.write_text(text)
+    command = [str(cuda_tool("ptxas")), *options, str(source), "-o", str(output or os.devnull)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    report = done.stderr + done.stdout
+    assert done.returncode == 0, f"{report}\n{text}"
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        half = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        half.write_text(report)
+        half.replace(kept)
+    return report
 
 
 # -- Tint ------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ the same cluster barrier are a race.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -143,14 +145,19 @@ class Member:
         values = [np.broadcast_to(machine.values[v], machine.shape)[0] for v in operands[3:]]
         if any(first % len(values) for first in starts):
             raise machine.fault_here(index, f"{len(values)} words off their boundary")
-        rows = zip(active, starts, numbers, peers, strict=True)
-        for thread, first, number, peer in rows:
-            words = np.arange(first, first + len(values))
+        # What a warp sends to one barrier goes together; of words sent twice, one by one.
+        boxes, times = defaultdict[Any, list[tuple[int, int]]](list), Counter[Any]()
+        for thread, first, number, peer in zip(active, starts, numbers, peers, strict=True):
+            boxes[peer, number, thread // WARP, times[peer, first]].append((thread, first))
+            times[peer, first] += 1
+        bits_of = np.stack(values, 1).view(np.uint32)
+        for (peer, number, warp, _), sent in boxes.items():
+            threads, firsts = np.array(sent).T
+            words = (firsts[:, None] + np.arange(len(values))).reshape(-1)
             check_inside(machine, index, array, words)
-            bits = np.array([v[thread] for v in values]).view(np.uint32)
             target = Target(peer.shared, peer.barriers)
-            known = self.barriers.clocks.known[thread // WARP]
-            box = array, words, bits
+            box = array, words, bits_of[threads].reshape(-1)
+            known = self.barriers.clocks.known[warp]
             send(machine, index, target, number, box, barriers, known, engine=False)
 
     def _multicast(self, machine: Machine, index: int) -> None:

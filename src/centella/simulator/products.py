@@ -100,7 +100,7 @@ class Products:
             if add[0]:
                 total[elements] = sums[:, 0, threads]
             for k in range(DEPTH):
-                total = total + left[:, k, None] * right[None, :, k]
+                total += left[:, k, None] * right[None, :, k]
             new[:, 0, threads] = total[elements]
             self._fragments[group][-1].add(tile)
         machine.values[tile] = new
@@ -114,15 +114,13 @@ class Products:
         if (starts != starts[0]).any():
             text = "a factor begins elsewhere in a thread of the warpgroup"
             raise machine.fault_here(index, text)
-        halves = _places_of(matrix, rows) + int(starts[0]) * 8  # before the pattern
-        chunks = swizzled(halves // 8, matrix.swizzle)
-        words = np.unique(chunks[..., None] * 4 + np.arange(4))
+        words, places = _places_of(matrix, rows, int(starts[0]))
         start_reading(machine, index, matrix.array, words, group * WARPGROUP)
         if machine.check:
             self._reads[group][-1].append((matrix.array, words))
         memory = machine.memory["shared"][matrix.array].words.view(np.uint16)
         kind = ALL[dtype]
-        return np.asarray(widen(memory[chunks * 8 + halves % 8].view(kind.numpy), kind))
+        return np.asarray(widen(memory[places].view(kind.numpy), kind))
 
     def _commit(self, machine: Machine, index: int) -> None:
         for group in warpgroups(machine, index):
@@ -147,8 +145,18 @@ def _spread(columns: int) -> tuple[Any, Any]:
     return row, column
 
 
-@lru_cache(maxsize=64)
-def _places_of(matrix: Matrix, rows: int) -> Ids:
+@lru_cache(maxsize=256)
+def _places_of(matrix: Matrix, rows: int, start: int) -> tuple[Ids, Ids]:
+    """The words of a factor that begins at chunk `start`; where in them element [row, k] lies.
+
+    Both are numbered from the begin of the array: its words, and its elements of 16 bits.
+    """
+    halves = _unswizzled(matrix, rows) + start * 8
+    chunks = swizzled(halves // 8, matrix.swizzle)
+    return np.unique(chunks[..., None] * 4 + np.arange(4)), chunks * 8 + halves % 8
+
+
+def _unswizzled(matrix: Matrix, rows: int) -> Ids:
     """Where element [row, k] of a factor lies, in elements from its start, before the pattern.
 
     PTX ISA, "Strides": along k eight rows are `stride` apart; else a row of memory has the rows

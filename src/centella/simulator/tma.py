@@ -95,7 +95,7 @@ class Tma:
             target.words.view(np.uint16)[element[inside]] = halves[inside]
             if isinstance(target.race_check, RaceCheck):
                 # The engine writes elements: what shares a word with them stays as it is.
-                written = np.unique(element[inside] // 2)
+                written = element[inside] // 2
                 target.race_check.known[written] = target.race_check.written[written] = True
             self._stores[thread][-1].append((array, words))
 
@@ -153,7 +153,7 @@ def _read(machine: Machine, index: int, source: Region, element: Ids, inside: Ma
     """The words of a box: elements of 16 bits of its argument, zeros outside of it."""
     halves = np.zeros(element.size, np.uint16)
     halves[inside] = source.words.view(np.uint16)[element[inside]]
-    _check_known(machine, index, source, np.unique(element[inside] // 2))
+    _check_known(machine, index, source, element[inside] // 2)
     return halves.view(np.uint32)
 
 
