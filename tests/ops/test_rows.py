@@ -35,7 +35,8 @@ COLUMNS = (1, 3, 20, 45, 96, 384, 511, 1000, 2048, 3000, 5120, 9000, 20000, 2457
 NORM = {"kind": "layer", "eps": 1e-5, "vectors": ("weight", "bias")}
 OPS: dict[str, dict[str, Any]] = {"softmax": {}, "norm": NORM}
 VOCABULARIES = (24570, 28672, 32000, 32768, 36864, 50257, 61496, 90140, 100000)
-ASSEMBLED = {"norm": (384, 8192, 24570, 32000), "argmax": (384, 4096, *VOCABULARIES),
+ASSEMBLED = {"norm": (384, 8192, 20480, 24570, 32000, 36864),
+             "argmax": (384, 4096, *VOCABULARIES),
              "softmax": (384, 8192, 20483, *VOCABULARIES)}  # fmt: skip
 
 

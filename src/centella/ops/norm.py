@@ -185,7 +185,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     inputs = chain.inputs
     space = row_space(x.shape, chain.seen, (True,) * len(inputs), width, out)
     rows, columns = rows_of(x).shape
-    team = team_of(columns, width, caps, held=HELD)
+    team = _team(columns, width, caps)
     groups = team.groups(rows)
     ahead = team.items > 0 and team.threads <= WALKERS and groups * team.threads <= FEW
     early = ahead and caps.early_launch and groups <= MULTIPROCESSORS and _reads_vectors(chain)
@@ -211,6 +211,12 @@ def _reads_vectors(chain: Chain) -> bool:
     return own and not any(step.name in LOOKUPS for step in chain.steps)
 
 
+def _team(columns: int, width: int, caps: Caps) -> Team:
+    """Who has a row: threads of large groups, which have fewer registers, hold fewer elements."""
+    team = team_of(columns, width, caps, held=HELD)
+    return team if team.threads <= WALKERS else team_of(columns, width, caps)
+
+
 def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
     """Whether a thread takes a chunk at a time, and the elements that it takes."""
     chunk = chunked(rows_of(sources[0]), rows_of(result))  # vectors are read as they lie
@@ -220,7 +226,7 @@ def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
 def elements_at_once(sources: tuple[Spec, ...], result: Spec, caps: Caps) -> tuple[int, int]:
     """Elements of a row that a thread's program computes at a time, and how often it does."""
     _, width = _item(sources, result)
-    team = team_of(result.shape[-1], width, caps, held=HELD)
+    team = _team(result.shape[-1], width, caps)
     return (team.items * width, 1) if team.items else (width, PASSES)
 
 
