@@ -17,7 +17,9 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
 from centella.ops import argmax, norm, softmax
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
+from centella.ops.steps import step_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
@@ -308,6 +310,31 @@ def test_vectors_of_another_width_than_rows(kinds: tuple[DType, DType], few: int
         np.testing.assert_allclose(
             got, wanted_of("norm", *rounded_to), rtol=4 * own.epsilon, atol=8 * own.epsilon + 1e-5
         )
+
+
+def chain_of_norm(rows: int, how: str) -> KernelIR:
+    """A layer norm on CUDA: of x plus a vector, with a computed weight, or of rows of a table."""
+    n, ids = 45, make_spec((rows,), i32, 4)
+    x, vector, table = (make_spec(shape, f32, 16) for shape in ((rows, n), (n,), (7, n)))
+    given = (ids, table, vector, vector) if how == "table" else (x, vector, vector, vector)
+    before = {"table": ("embedding", (0, 1)), "weight": ("add", (1, 2)), "sum": ("add", (0, 1))}
+    operands = {"table": (4, 2, 3), "weight": (0, 4, 3), "sum": (4, 2, 3)}[how]
+    steps = (step_of(*before[how], "f32"), step_of("norm", operands, "f32", **NORM))
+    return one_launch("fused", given, x, CUDA, steps=steps)[1]
+
+
+def test_vectors_are_read_before_the_wait() -> None:
+    """They alone, and where the launch leaves the next one room: that is let in first of all."""
+    _, ir = lowered("norm", 1280, bf16, CUDA, rows=4 * MULTIPROCESSORS)
+    assert ir.early == (1, 2)
+    before, wait, behind = emit_ptx(ir, CUDA.arch).partition("griddepcontrol.wait;")
+    assert "griddepcontrol.launch_dependents;" in before.partition("ld.global")[0]
+    assert wait and "ld.global" in before and "ld.global" in behind
+    _, ir = lowered("norm", 1280, bf16, CUDA, rows=4 * MULTIPROCESSORS + 1)
+    assert not ir.early and "launch_dependents" not in ir.ops
+    assert chain_of_norm(3, "sum").early == (2, 3)
+    for how in ("weight", "table"):
+        assert not chain_of_norm(3, how).early
 
 
 @needs_ptxas
