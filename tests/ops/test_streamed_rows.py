@@ -131,6 +131,17 @@ def test_it_equals_float64(
 
 
 @pytest.mark.parametrize(
+    ("m", "k", "whole"), [(3, 640, {"x", "w"}), (16, 640, {"x"}), (3, 648, set())]
+)  # fmt: skip
+def test_rows_of_whole_panels_are_a_copy_a_stage(m: int, k: int, whole: set[str]) -> None:
+    """Of weights where there is one eight of rows; of what ends within a panel, a copy a panel."""
+    call = call_of(m, 530, k)
+    ir, panels = traced(call), dict(call.constants)["tile"].columns // 64
+    found = {ir.args[each.argument].name: each.panels for each in ir.maps}
+    assert found == {name: panels if name in whole else 1 for name in ("x", "w")} and panels > 1
+
+
+@pytest.mark.parametrize(
     ("m", "n", "k", "gate", "extras", "turns"),
     [
         (9, 90, 2056, "", ("bias",), 1),
