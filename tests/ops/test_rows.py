@@ -325,12 +325,12 @@ def chain_of_norm(rows: int, how: str) -> KernelIR:
 
 def test_vectors_are_read_before_the_wait() -> None:
     """They alone, and where the launch leaves the next one room: that is let in first of all."""
-    _, ir = lowered("norm", 1280, bf16, CUDA, rows=4 * MULTIPROCESSORS)
+    _, ir = lowered("norm", 1024, bf16, CUDA, rows=4 * MULTIPROCESSORS)
     assert ir.early == (1, 2)
     before, wait, behind = emit_ptx(ir, CUDA.arch).partition("griddepcontrol.wait;")
     assert "griddepcontrol.launch_dependents;" in before.partition("ld.global")[0]
     assert wait and "ld.global" in before and "ld.global" in behind
-    _, ir = lowered("norm", 1280, bf16, CUDA, rows=4 * MULTIPROCESSORS + 1)
+    _, ir = lowered("norm", 1024, bf16, CUDA, rows=4 * MULTIPROCESSORS + 1)
     assert not ir.early and "launch_dependents" not in ir.ops
     assert chain_of_norm(3, "sum").early == (2, 3)
     for how in ("weight", "table"):
@@ -345,5 +345,16 @@ def test_no_kernel_spills(name: str, dtype: DType, tmp_path: Path) -> None:
     few = [(columns, 3) for columns in (*ASSEMBLED[name], 1280)] if name == "norm" else []
     for columns, rows in each + few:
         _, ir = lowered(name, columns, dtype, CUDA, rows=rows)
+        report, _ = assemble(emit_ptx(ir, CUDA.arch), CUDA.arch, tmp_path)
+        assert re.findall(r"(\d+) bytes spill", report) == ["0", "0"], (columns, report)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_no_norm_with_wider_vectors_spills(dtype: DType, tmp_path: Path) -> None:
+    """Threads of larger groups hold fewer elements, of rows of 20480 and 36864."""
+    for columns in (640, 1280, 5120, 10240, 20480, 36864):
+        x, vector = make_spec((600, columns), dtype, 16), make_spec((columns,), f32, 16)
+        _, ir = one_launch("norm", (x, vector, vector), x, CUDA, **NORM)
         report, _ = assemble(emit_ptx(ir, CUDA.arch), CUDA.arch, tmp_path)
         assert re.findall(r"(\d+) bytes spill", report) == ["0", "0"], (columns, report)

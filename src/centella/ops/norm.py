@@ -119,7 +119,7 @@ def _store(y: Argument, start: Operand, values: Values, chunk: bool) -> None:
         y.store(start + first, values[first : first + part])
 
 
-HELD = 40  # elements of a row that a thread of a small group holds: a warp has 1280
+HELD = 40  # elements that a thread holds of a row narrower than its vectors: a warp has 1280
 FEW = MULTIPROCESSORS * 1024  # threads of a launch, all of which a large GPU has at a time
 PASSES = 3  # over a row that is walked: mean, variance, result
 NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_normalize"}  # by kind
@@ -185,7 +185,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     inputs = chain.inputs
     space = row_space(x.shape, chain.seen, (True,) * len(inputs), width, out)
     rows, columns = rows_of(x).shape
-    team = _team(columns, width, caps)
+    team = _team(chain.sources, result, width, caps)
     groups = team.groups(rows)
     ahead = team.items > 0 and team.threads <= WALKERS and groups * team.threads <= FEW
     early = ahead and caps.early_launch and groups <= MULTIPROCESSORS and _reads_vectors(chain)
@@ -211,10 +211,14 @@ def _reads_vectors(chain: Chain) -> bool:
     return own and not any(step.name in LOOKUPS for step in chain.steps)
 
 
-def _team(columns: int, width: int, caps: Caps) -> Team:
-    """Who has a row: threads of large groups, which have fewer registers, hold fewer elements."""
-    team = team_of(columns, width, caps, held=HELD)
-    return team if team.threads <= WALKERS else team_of(columns, width, caps)
+def _team(sources: tuple[Spec, ...], result: Spec, width: int, caps: Caps) -> Team:
+    """Who has a row: threads of larger groups have no registers for `HELD` elements."""
+    columns = result.shape[-1]
+    if any(s.dtype.itemsize > result.dtype.itemsize for s in sources):
+        team = team_of(columns, width, caps, held=HELD)
+        if team.threads <= WALKERS:
+            return team
+    return team_of(columns, width, caps)
 
 
 def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
@@ -226,7 +230,7 @@ def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
 def elements_at_once(sources: tuple[Spec, ...], result: Spec, caps: Caps) -> tuple[int, int]:
     """Elements of a row that a thread's program computes at a time, and how often it does."""
     _, width = _item(sources, result)
-    team = _team(result.shape[-1], width, caps)
+    team = _team(sources, result, width, caps)
     return (team.items * width, 1) if team.items else (width, PASSES)
 
 
