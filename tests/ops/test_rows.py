@@ -17,7 +17,9 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
 from centella.ops import argmax, norm, softmax
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.ops.rows import ENOUGH, MOST, RESERVED, Team, team_of
+from centella.ops.steps import step_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas
@@ -35,7 +37,8 @@ COLUMNS = (1, 3, 20, 45, 96, 384, 511, 1000, 2048, 3000, 5120, 9000, 20000, 2457
 NORM = {"kind": "layer", "eps": 1e-5, "vectors": ("weight", "bias")}
 OPS: dict[str, dict[str, Any]] = {"softmax": {}, "norm": NORM}
 VOCABULARIES = (24570, 28672, 32000, 32768, 36864, 50257, 61496, 90140, 100000)
-ASSEMBLED = {"norm": (384, 8192, 24570, 32000), "argmax": (384, 4096, *VOCABULARIES),
+ASSEMBLED = {"norm": (384, 8192, 20480, 24570, 32000, 36864),
+             "argmax": (384, 4096, *VOCABULARIES),
              "softmax": (384, 8192, 20483, *VOCABULARIES)}  # fmt: skip
 
 
@@ -309,6 +312,31 @@ def test_vectors_of_another_width_than_rows(kinds: tuple[DType, DType], few: int
         )
 
 
+def chain_of_norm(rows: int, how: str) -> KernelIR:
+    """A layer norm on CUDA: of x plus a vector, with a computed weight, or of rows of a table."""
+    n, ids = 45, make_spec((rows,), i32, 4)
+    x, vector, table = (make_spec(shape, f32, 16) for shape in ((rows, n), (n,), (7, n)))
+    given = (ids, table, vector, vector) if how == "table" else (x, vector, vector, vector)
+    before = {"table": ("embedding", (0, 1)), "weight": ("add", (1, 2)), "sum": ("add", (0, 1))}
+    operands = {"table": (4, 2, 3), "weight": (0, 4, 3), "sum": (4, 2, 3)}[how]
+    steps = (step_of(*before[how], "f32"), step_of("norm", operands, "f32", **NORM))
+    return one_launch("fused", given, x, CUDA, steps=steps)[1]
+
+
+def test_vectors_are_read_before_the_wait() -> None:
+    """They alone, and where the launch leaves the next one room: that is let in first of all."""
+    _, ir = lowered("norm", 1024, bf16, CUDA, rows=4 * MULTIPROCESSORS)
+    assert ir.early == (1, 2)
+    before, wait, behind = emit_ptx(ir, CUDA.arch).partition("griddepcontrol.wait;")
+    assert "griddepcontrol.launch_dependents;" in before.partition("ld.global")[0]
+    assert wait and "ld.global" in before and "ld.global" in behind
+    _, ir = lowered("norm", 1024, bf16, CUDA, rows=4 * MULTIPROCESSORS + 1)
+    assert not ir.early and "launch_dependents" not in ir.ops
+    assert chain_of_norm(3, "sum").early == (2, 3)
+    for how in ("weight", "table"):
+        assert not chain_of_norm(3, how).early
+
+
 @needs_ptxas
 @pytest.mark.parametrize("name", [*OPS, "argmax"])
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
@@ -317,5 +345,16 @@ def test_no_kernel_spills(name: str, dtype: DType, tmp_path: Path) -> None:
     few = [(columns, 3) for columns in (*ASSEMBLED[name], 1280)] if name == "norm" else []
     for columns, rows in each + few:
         _, ir = lowered(name, columns, dtype, CUDA, rows=rows)
+        report, _ = assemble(emit_ptx(ir, CUDA.arch), CUDA.arch, tmp_path)
+        assert re.findall(r"(\d+) bytes spill", report) == ["0", "0"], (columns, report)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_no_norm_with_wider_vectors_spills(dtype: DType, tmp_path: Path) -> None:
+    """Threads of larger groups hold fewer elements, of rows of 20480 and 36864."""
+    for columns in (640, 1280, 5120, 10240, 20480, 36864):
+        x, vector = make_spec((600, columns), dtype, 16), make_spec((columns,), f32, 16)
+        _, ir = one_launch("norm", (x, vector, vector), x, CUDA, **NORM)
         report, _ = assemble(emit_ptx(ir, CUDA.arch), CUDA.arch, tmp_path)
         assert re.findall(r"(\d+) bytes spill", report) == ["0", "0"], (columns, report)

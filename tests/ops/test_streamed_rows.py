@@ -131,20 +131,40 @@ def test_it_equals_float64(
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "gate", "extras"),
+    ("m", "k", "whole"), [(3, 640, {"x", "w"}), (16, 640, {"x"}), (3, 648, set())]
+)  # fmt: skip
+def test_rows_of_whole_panels_are_a_copy_a_stage(m: int, k: int, whole: set[str]) -> None:
+    """Of weights where there is one eight of rows; of what ends within a panel, a copy a panel."""
+    call = call_of(m, 530, k)
+    ir, panels = traced(call), dict(call.constants)["tile"].columns // 64
+    found = {ir.args[each.argument].name: each.panels for each in ir.maps}
+    assert found == {name: panels if name in whole else 1 for name in ("x", "w")} and panels > 1
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "gate", "extras", "turns"),
     [
-        (9, 90, 2056, "", ("bias",)),
-        (16, 70, 648, "", ("residual",)),
-        (3, 40, 2056, "silu", ("bias",)),
+        (9, 90, 2056, "", ("bias",), 1),
+        (16, 70, 648, "", ("residual",), 1),
+        (3, 40, 2056, "silu", ("bias",), 1),
+        (11, 42, 648, "", ("bias",), 3),
+        (4, 60, 640, "silu", (), 2),
     ],
 )
 def test_a_ring_with_room_for_all_weights(
-    m: int, n: int, k: int, gate: str, extras: tuple[str, ...]
+    m: int, n: int, k: int, gate: str, extras: tuple[str, ...], turns: int
 ) -> None:
-    """They are asked for without x, which comes on its own, some of them at a time."""
+    """They are asked for without x, which comes on its own, some of them at a time.
+
+    A group with several blocks has x of each in stages of its own.
+    """
     call, specs = product_of(m, n, k, *extras, gate=gate, y=f32)
     tile = dict(call.constants)["tile"]
-    assert 0 < tile.flight <= tile.stages == -(-k // tile.columns)
+    steps = -(-k // tile.columns)
+    assert 0 < tile.flight <= tile.stages == steps
+    more = replace(tile, stages=turns * steps)
+    constants = tuple((n, more if n == "tile" else v) for n, v in call.constants)
+    call = replace(call, constants=constants, groups=-(-call.groups // turns))
     arrays = [np.random.default_rng(n).standard_normal(spec.shape) for spec in specs[:-1]]
     words = run(call, arrays, specs)
     near_float64(result(call, words), arrays, specs, extras, gate)

@@ -278,11 +278,16 @@ def two_norms(t: Make, keep: Keep) -> ct.Tensor:
     return f.layer_norm(keep(keep(first * 2.0) + t(32)))
 
 
+def gated(t: Make, keep: Keep) -> ct.Tensor:
+    """A long chain, of rows that leave fewer places empty where threads hold more of them."""
+    return keep(f.rms_norm(t(2, 640), t(640))) * keep(f.swish(t(2, 640)))
+
+
 PATTERNS = {
     "embeddings": (embeddings, 1), "residual": (residual, 1), "scaled rows": (scaled_rows, 1),
     "odd rows": (odd_rows, 1), "squares": (squares, 1), "largest": (largest, 2),
     "long rows": (long_rows, None), "casts": (casts, None), "in columns": (in_columns, None),
-    "two norms": (two_norms, 2),
+    "two norms": (two_norms, 2), "gated": (gated, 1),
 }  # fmt: skip
 
 

@@ -52,8 +52,8 @@ def _normalise(
 
     Args:
         ahead: vectors are loaded beside x, not behind its statistics.
-        early: they are before the launches before are over, and the next one may begin at once: it
-            has most of the GPU to itself.
+        early: they are loaded before earlier launches are over, and the next launch may begin at
+            once, since this one leaves most of the GPU free.
     """
     if early:
         lang.ptx.launch_dependents()
@@ -119,8 +119,8 @@ def _store(y: Argument, start: Operand, values: Values, chunk: bool) -> None:
         y.store(start + first, values[first : first + part])
 
 
-HELD = 40  # elements of a row that a thread has: 1280 are five chunks of a warp
-FEW = MULTIPROCESSORS * 1024  # threads of a launch that waits for memory once, on a large GPU
+HELD = 40  # elements that a thread holds of a row narrower than its vectors: a warp has 1280
+FEW = MULTIPROCESSORS * 1024  # threads of a launch, all of which a large GPU has at a time
 PASSES = 3  # over a row that is walked: mean, variance, result
 NAMES: dict[str, str] = {"layer": "layer_norm", "rms": "rms_norm", "l2": "l2_normalize"}  # by kind
 norm_kernel: Kernel = Kernel(_normalise, workgroup=WALKERS, name="normalise")
@@ -185,7 +185,7 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
     inputs = chain.inputs
     space = row_space(x.shape, chain.seen, (True,) * len(inputs), width, out)
     rows, columns = rows_of(x).shape
-    team = team_of(columns, width, caps, held=HELD)
+    team = _team(chain.sources, result, width, caps)
     groups = team.groups(rows)
     ahead = team.items > 0 and team.threads <= WALKERS and groups * team.threads <= FEW
     early = ahead and caps.early_launch and groups <= MULTIPROCESSORS and _reads_vectors(chain)
@@ -206,9 +206,19 @@ def lower_chain(chain: Chain, out: Spec, caps: Caps) -> Lowered:
 
 
 def _reads_vectors(chain: Chain) -> bool:
-    """Whether the vectors of a norm are operands as they are, which no step has computed."""
+    """Whether it reads nothing before the wait but its vectors: no step makes one, or reads ids."""
     own = all(k < len(chain.inputs) for k in chain.steps[chain.at].operands[1:])
     return own and not any(step.name in LOOKUPS for step in chain.steps)
+
+
+def _team(sources: tuple[Spec, ...], result: Spec, width: int, caps: Caps) -> Team:
+    """Who has a row: threads of larger groups have no registers for `HELD` elements."""
+    columns = result.shape[-1]
+    if any(s.dtype.itemsize > result.dtype.itemsize for s in sources):
+        team = team_of(columns, width, caps, held=HELD)
+        if team.threads <= WALKERS:
+            return team
+    return team_of(columns, width, caps)
 
 
 def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
@@ -220,7 +230,7 @@ def _item(sources: tuple[Spec, ...], result: Spec) -> tuple[bool, int]:
 def elements_at_once(sources: tuple[Spec, ...], result: Spec, caps: Caps) -> tuple[int, int]:
     """Elements of a row that a thread's program computes at a time, and how often it does."""
     _, width = _item(sources, result)
-    team = team_of(result.shape[-1], width, caps, held=HELD)
+    team = _team(sources, result, width, caps)
     return (team.items * width, 1) if team.items else (width, PASSES)
 
 

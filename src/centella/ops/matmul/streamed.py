@@ -21,7 +21,7 @@ from centella.specs import Caps
 SHARED = 184 << 10  # bytes of a group; with 112 KB products were slower (benchmarks/LOG.md)
 STAGE = 16 << 10  # bytes of a stage, at most, where it has more than the fewest columns
 FLIGHT = 48 << 10  # bytes in flight to a group whose ring has room for all of its weights
-BARRIERS = 24  # bytes of those of a stage
+BARRIERS = 24  # bytes of the barriers of a stage, three at most
 FEWEST, WIDEST = DEPTH * WARPS, 512  # columns of a stage
 LEAST = 2  # stages, of which one is filled while the other is read
 MOST_ROWS = 80  # of a stage

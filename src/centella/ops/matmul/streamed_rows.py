@@ -8,7 +8,9 @@
 
 As `streamed_kernel.py`, but rows of x do not stay: their columns come with those of the weights,
 stage by stage, eight rows a second factor of `mma.sync`. Weights of the first stages are asked for
-before the launches before this one are over, x once they are. `streamed_norms.py` has the norms.
+before the launches before this one are over, x once they are. Where a ring has room for all weights
+of a group, x counts at barriers of its own, and the next launch is let in once all weights are on
+their way. `streamed_norms.py` has the norms.
 """
 
 from __future__ import annotations
@@ -91,17 +93,17 @@ class Rows:
                 lang.ptx.init_fence()
             lang.barrier()
 
-    def bring(self, number: Any, steps: int, stage: Any, full: Any) -> None:
-        """Have the columns of a tile copied to a stage."""
-        column = number % steps * self._columns
-        lang.ptx.tma_load(self.map, (column, 0), stage, full, stage)
+    def bring(self, step: Any, stage: Any, full: Any) -> None:
+        """Have the columns of a step copied to a stage; their bytes count at one of `full`."""
+        at = (step * self._columns, lang.const(0, u32))
+        lang.ptx.tma_load(self.map, at, stage, full, stage)
 
     def bring_all(self, count: Any, steps: int) -> None:
         """By one thread: have those of all tiles copied, where the ring has room for them."""
         if self._there is not None:
             for number in lang.range(count):
                 self._there.expect(number, lang.const(self.nbytes, u32))
-                self.bring(number, steps, number, self._there)
+                self.bring(number % steps, number, self._there)
 
     def wait(self, stage: Any, parity: Any) -> None:
         """Until they are there, where that is not known of the weights."""
@@ -203,7 +205,7 @@ def _produce(shared: Shares, rows: Rows) -> None:
             lang.ptx.tma_load(shared.map, (column, row), slot, shared.full, stage)
 
     def bring_rows(number: Any, stage: Any) -> None:
-        rows.bring(number, shared.steps, stage, shared.full)
+        rows.bring(number % shared.steps, stage, shared.full)
 
     bring_both(shared.full.count, shared.empty, shared.tiles(), bring_weights, bring_rows)
 

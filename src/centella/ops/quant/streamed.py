@@ -73,15 +73,14 @@ def _streamed_blocks(
 
 def _bring_rows(shared: Weights, rows: Rows) -> None:
     """The same of rows of x, once they are there."""
-    tile, ring = shared.tile, Ring(shared.tile.stages)
+    ring = Ring(shared.tile.stages)
     lang.ptx.await_launches()
     for _ in shared.blocks():
         for step in lang.range(lang.const(shared.steps, u32)):
             stage = ring.stage.get()
             shared.empty.wait(stage, ring.parity ^ 1)
-            shared.full.expect(stage, lang.const(2 * EIGHT * tile.eights * tile.columns, u32))
-            at = (step * tile.columns, lang.const(0, u32))
-            lang.ptx.tma_load(rows.map, at, stage, shared.full, stage)
+            shared.full.expect(stage, lang.const(rows.nbytes, u32))
+            rows.bring(step, stage, shared.full)
             ring.advance()
 
 
