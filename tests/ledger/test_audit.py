@@ -207,7 +207,7 @@ class WebGpuShim(Shim):
 
 
 class Arguments(ctypes.Structure):
-    """What the launch of a read-back is given."""
+    """What the launch that copies a few words is given."""
 
     _fields_ = (
         ("source", ctypes.c_uint64), ("target", ctypes.c_uint64), ("groups", ctypes.c_uint32),
@@ -239,11 +239,21 @@ class CudaShim(Shim):
         self.around(self.backend, "submit", self.submitted, after=True)
 
     def _launch(self, function: Any, *rest: Any) -> dict[str, int]:
-        if function is self.backend._reader:  # of a plan it is none: it brings bytes back
-            struct = ctypes.c_uint64.from_address(rest[8]).value
-            return {"bytes_back": 4 * Arguments.from_address(struct).words}
+        if function is self.backend._copier:  # of a plan it is none: it copies from or to the host
+            given = Arguments.from_address(ctypes.c_uint64.from_address(rest[8]).value)
+            if self._on_host(given.target):
+                return {"bytes_back": 4 * given.words}
+            return {"uploads": 1, "upload_bytes": 4 * given.words}
         self._captured += self._capturing
         return {"launches": int(not self._capturing)}
+
+    @staticmethod
+    def _on_host(address: int) -> bool:
+        from centella.backends.cuda.driver import check, driver
+
+        which = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        kind = check(driver.cuPointerGetAttribute(which, address))
+        return int(kind) == int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
 
     def _begin(self, *_: Any) -> dict[str, int]:
         self._capturing, self._captured = True, 0
