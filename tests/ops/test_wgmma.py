@@ -32,6 +32,7 @@ from tests.support.mutations import mutations
 
 Array = np.ndarray[Any, Any]
 SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)
+TALL = WgmmaTile(128, 64, 32, 3, turns=True, staged=32)
 NARROWER = WgmmaTile(64, 64, 32, 3, turns=True, staged=32, last=32)
 # What the shipped tiles have not: consumers that share a tile, stores from registers.
 TILES = (
@@ -51,6 +52,7 @@ def name(tile: WgmmaTile) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {SMALL: 1})
+    monkeypatch.setattr(wgmma_tiles, "_alone", lambda *_: False)
 
 
 def lowered(
@@ -76,6 +78,7 @@ def lowered(
 def test_every_tile_in_every_layout(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles past both edges, each group with several; once around the ring and a tail of k."""
     monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "_alone", lambda *_: False)
     m, n, k = tile.bm + 3, tile.bn + 5, tile.bk * (tile.stages + 1) + 8
     layouts = LAYOUTS if tile.bm == 64 else ("NT", "TN")
     for layout in (x for x in layouts if tile.takes(x[0] == "N", x[1] == "T")):
@@ -143,14 +146,23 @@ def test_widths_make_the_busiest_multiprocessor_least_busy(monkeypatch: pytest.M
         assert widths_of(NARROWER, problem) == min(costs.values())
 
 
-@pytest.mark.parametrize(("activation", "tile"), [("", SMALL), ("gelu", SMALL)], ids=str)
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "turns"])
+@pytest.mark.parametrize(("activation", "tile"), [("", SMALL), ("", TALL), ("gelu", SMALL)])
 def test_an_epilogue_sees_f32_sums(
-    activation: str, tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+    activation: str, tile: WgmmaTile, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through shared memory, and with both an activation and a residual from registers."""
+    """Through shared memory, and with both an activation and a residual from registers.
+
+    Where a group has one tile both consumers have it, and residuals are loaded before its products.
+    """
     monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
-    launch, ir = lowered(70, 72, 40, epilogue=True, activation=activation)
+    if not alone:
+        monkeypatch.setattr(wgmma_tiles, "_alone", lambda *_: False)
+    m = tile.bm + 6
+    launch, ir = lowered(m, 72, 40, epilogue=True, activation=activation)
     assert dict(launch.call.constants)["staged"] is not bool(activation)
+    used = dict(launch.call.constants)["tile"]
+    assert used == replace(tile, turns=not alone)
     rng = np.random.default_rng(3)
     y = launch.call.tensors[-1].spec
     specs = (launch.a, launch.b, make_spec((72,), f16, 16), y)
@@ -187,6 +199,7 @@ def test_nothing_is_written_outside(small: None) -> None:
 def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
     monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
+    monkeypatch.setattr(wgmma_tiles, "_alone", lambda *_: False)
     if tile.last:
         monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, 1, 1))
     launch, ir = lowered(300, 90 if tile.last else 60, 136)
@@ -219,6 +232,10 @@ def test_tiles_stay_in_registers(
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
     if tile in WGMMA_TILES:
         cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
+        for activation in ("gelu", ""):  # of one tile for each group
+            call, ir = lowered(300, 400, 4096, epilogue=True, activation=activation)
+            assert tile.last or not dict(call.call.constants)["tile"].turns
+            cases.append(ir)
         inputs = make_spec((4097, 384), f16, 16), make_spec((4096, 384), f16, 16)
         more = {"extras": ("bias",), "activation": "gelu_tanh", "variant": "wgmma"}
         y, bias = make_spec((4097, 4096), f16, 16), make_spec((4096,), f32, 16)

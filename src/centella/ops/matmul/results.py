@@ -26,6 +26,7 @@ class Finish(Struct, frozen=True, eq=False):
 
     `gated`: half of the sums are gates, of the columns that the other half multiplies.
     `ready`: by column, epilogues whose vectors are loaded.
+    `added`: by column, fragment and how far down, residuals that are loaded.
     """
 
     batch: Any
@@ -39,6 +40,14 @@ class Finish(Struct, frozen=True, eq=False):
     words: tuple[str, ...]
     gated: bool = False
     ready: dict[int, Epilogue] = {}
+    added: dict[tuple[int, int, int], list[Any]] = {}
+
+    def ask(self) -> None:
+        """Load the residual: behind the sums its memory is a microsecond away."""
+        for j in self.columns:
+            finish = self.ready[j] = self._column(j)
+            for i, below, row, _ in self._places(j):
+                self.added[j, i, below] = finish.residual(row)
 
     def begin(self) -> None:
         """Load what columns have: while products are under way, that takes no time."""
@@ -76,14 +85,19 @@ class Finish(Struct, frozen=True, eq=False):
         firsts = (pair, pair + fragment.registers // 2) if self.gated else (pair,)
         return [fragment[first + e] for first in firsts for e in range(2)]
 
-    def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, list[Expr]]]:
-        """Of eight columns from j on: fragment, how far down, and the two results there."""
+    def _places(self, j: int) -> Iterator[tuple[int, int, Any, int]]:
+        """Of eight columns from j on: fragment, how far down, the row there, and which sums."""
         line = self.sums[0].place(0)[0]
-        for i, fragment in enumerate(self.sums):
+        for i in range(len(self.sums)):
             for pair in (j // 2, j // 2 + 2):
                 below = i * M + pair // 2 % 2 * 8
-                row = lang.minimum(self.row + line + below, self.p["m"] - 1)
-                yield i, below, finish(self.sums_of(fragment, pair), row)
+                yield i, below, lang.minimum(self.row + line + below, self.p["m"] - 1), pair
+
+    def _pairs(self, j: int, finish: Epilogue) -> Iterator[tuple[int, int, list[Expr]]]:
+        """Of eight columns from j on: fragment, how far down, and the two results there."""
+        for i, below, row, pair in self._places(j):
+            sums = self.sums_of(self.sums[i], pair)
+            yield i, below, finish(sums, row, self.added.get((j, i, below)))
 
 
 class Stored(Struct, frozen=True, eq=False):
@@ -124,7 +138,8 @@ class Staged:
 
     def begin(self, parts: list[Finish]) -> None:
         """Load what the first ones have, the last products under way: of all the widest spill."""
-        parts[0].begin()
+        if not parts[0].ready:
+            parts[0].begin()
 
     def close(self, leader: Operand) -> None:
         """The last ones leave before the group ends."""

@@ -154,6 +154,9 @@ def _produce(shared: _Shared) -> None:
                 ring.advance()
 
 
+AHEAD = 128  # columns of a tile whose residual a thread has registers for beside the sums
+
+
 def _consume(
     shared: _Shared, stored: Stored | Staged, activation: str, extra: dict[str, Any],
     words: tuple[str, ...],
@@ -169,6 +172,7 @@ def _consume(
         first, every, down = first + mine * every, every * 2, 0
         ring.move(mine * steps)
     leader = lang.local_id() % WARPGROUP == 0
+    ahead = "residual" in words and isinstance(stored, Staged) and not tile.turns
     for width, own in enumerate(tile.widths):
         sums = [lang.ptx.Fragment(f32, (M, own.bn)) for _ in range(tile.rows // M)]
         together = tile.staged or own.across  # columns
@@ -176,17 +180,20 @@ def _consume(
             if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
                 shared.order.wait(mine, turn)
                 turn.set(turn ^ 1)
-            last = multiply(shared, ring, sums, down, leader)
-            if tile.turns:
-                with lang.if_(leader):
-                    shared.order.arrive(1 - mine)
-                ring.move(steps)
             parts = []
             for first_column in range(0, own.across, together):
                 columns = range(first_column, first_column + together, 8)
                 at = (batch, row + down, column)
                 gated = tile.gated
                 parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words, gated))
+            if ahead and len(sums) * own.across <= AHEAD:
+                for part in parts:
+                    part.ask()
+            last = multiply(shared, ring, sums, down, leader)
+            if tile.turns:
+                with lang.if_(leader):
+                    shared.order.arrive(1 - mine)
+                ring.move(steps)
             stored.begin(parts)
             lang.ptx.wgmma_wait(0)
             with lang.if_(leader):

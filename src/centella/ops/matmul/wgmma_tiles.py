@@ -120,8 +120,14 @@ def wgmma_tile_of(
         and tile.takes(problem.a_along_k, problem.b_along_k)
         and not (tile.last and problem.batch > 1)
     ]  # fmt: skip
+    tile = min(fitting, key=lambda tile: widths_of(tile, problem)[0], default=None)
+    return replace(tile, turns=False) if tile and _alone(tile, problem) else tile
 
-    return min(fitting, key=lambda tile: widths_of(tile, problem)[0], default=None)
+
+def _alone(tile: WgmmaTile, problem: Problem) -> bool:
+    """Whether no group has a second tile, whose products would hide how the first one ends."""
+    tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.across) * problem.batch
+    return not tile.last and tiles <= MULTIPROCESSORS
 
 
 def widths_of(tile: WgmmaTile, problem: Problem) -> tuple[float, int, int]:
