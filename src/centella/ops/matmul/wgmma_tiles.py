@@ -22,7 +22,7 @@ class WgmmaTile(Struct, frozen=True):
 
     Attributes:
         turns: two consumers take tiles in turn, so that one multiplies while the other finishes;
-            else each takes 64 rows of every tile.
+            else each takes 64 rows of every tile, as where no group has a second one.
         staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
         gated: half of the bn columns are gates of the others; `staged` are of the results.
         last: columns of the tiles of C's last columns, fewer than bn; 0: all have bn.
@@ -127,7 +127,7 @@ def wgmma_tile_of(
 def _alone(tile: WgmmaTile, problem: Problem) -> bool:
     """Whether no group has a second tile, whose products would hide how the first one ends."""
     tiles = -(-problem.m // tile.bm) * -(-problem.n // tile.across) * problem.batch
-    return not tile.last and tiles <= MULTIPROCESSORS
+    return not (tile.last or tile.gated) and tiles <= MULTIPROCESSORS
 
 
 def widths_of(tile: WgmmaTile, problem: Problem) -> tuple[float, int, int]:
