@@ -208,6 +208,9 @@ class Matrix(Struct, frozen=True):
 HALF = 2  # bytes of an element that a map counts
 
 
+Sizes = tuple[int, ...]
+
+
 class MapParam(Struct, frozen=True):
     """A tensor map: boxes of an argument, which is `extents` elements with `strides`.
 
@@ -230,7 +233,7 @@ class MapParam(Struct, frozen=True):
     kind: str
     panels: int = 1
 
-    def layout(self, words: Any) -> tuple[list[int], list[int], list[int]]:
+    def layout(self, words: Any) -> tuple[Sizes, Sizes, Sizes]:
         """Extents, strides and box of the driver's dimensions, with these parameters."""
         extents = [int(words[p]) for p in self.extents]
         strides, box = [1, *(int(words[p]) for p in self.strides)], list(self.box)
@@ -238,7 +241,7 @@ class MapParam(Struct, frozen=True):
             width = box[0]
             extents[0:1], extents[2:2] = [width], [extents[0] // width]
             strides[2:2], box[2:2] = [width], [self.panels]
-        return extents, strides, box
+        return tuple(extents), tuple(strides), tuple(box)
 
     def refused(self, words: Any) -> str:
         """What the driver would not make a map of, with these parameters; "" where it would."""

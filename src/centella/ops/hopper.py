@@ -8,3 +8,4 @@ SHARED = 226 << 10  # bytes of shared memory that the groups of a multiprocessor
 # multiprocessors (16 or 18 of an H200) it may not divide.
 AT_ONCE = {1: MULTIPROCESSORS, 2: MULTIPROCESSORS, 4: 112, 8: 104}
 ALONE = 115 << 10  # a group with so many bytes of shared memory has a multiprocessor to itself
+PANEL = 64  # 16-bit elements of a row that lie together in shared memory, and come as one box

@@ -16,7 +16,7 @@ import numpy as np
 from centella.backends.base import Launch
 from centella.backends.cuda.driver import check, driver
 from centella.emit.ptx.layout import MAP_BYTES
-from centella.lang.ir import HALF, MapParam
+from centella.lang.ir import HALF, MapParam, Sizes
 
 MOST_KEPT = 4096
 ALONE = 16  # bytes: a stride that nobody takes, of a dimension of one element
@@ -47,7 +47,7 @@ class TensorMaps:
             start = address_of(bound.slots[param.argument])
             start += int(words[param.offset]) * dtype.itemsize
             extents, strides, box = param.layout(words)
-            key = (param.kind, start, *map(tuple, (extents, strides, box)), param.swizzle)
+            key = (param.kind, start, extents, strides, box, param.swizzle)
             encoded = self._kept.get(key)
             if encoded is None:
                 if len(self._kept) == MOST_KEPT:
@@ -57,9 +57,7 @@ class TensorMaps:
         return maps
 
 
-def _encode(
-    start: int, extents: list[int], strides: list[int], box: list[int], param: MapParam
-) -> bytes:
+def _encode(start: int, extents: Sizes, strides: Sizes, box: Sizes, param: MapParam) -> bytes:
     """One map (CUDA driver API, cuTensorMapEncodeTiled)."""
     pairs = zip(extents[1:], strides[1:], strict=True)
     steps = [s * HALF if n > 1 else ALONE for n, s in pairs]

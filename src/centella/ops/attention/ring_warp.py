@@ -26,9 +26,8 @@ from centella.ops.attention.parts import Work
 from centella.ops.attention.problem import parameters
 from centella.ops.attention.split_warp import CHUNK, Read
 from centella.ops.attention.warp_sums import CHAINS, KEYS, WARP, SplitTile, WarpSums
+from centella.ops.hopper import PANEL
 from centella.ops.ring import Ring
-
-PANEL = 64  # elements of a row that a swizzle covers
 
 
 class RingTile(Struct, frozen=True):

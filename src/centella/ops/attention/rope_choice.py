@@ -10,7 +10,8 @@ from centella.lang.kernel_params import signature
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.attention.cluster_mma import ClusterTile, cluster_of, fills
-from centella.ops.attention.parts import Parts, added_up
+from centella.ops.attention.combine import added_up
+from centella.ops.attention.parts import Parts
 from centella.ops.attention.problem import AttentionAttrs, scalars_of
 from centella.ops.attention.ring_choice import RingParts, apart, clustered
 from centella.ops.attention.ring_choice import fills as ring_fills

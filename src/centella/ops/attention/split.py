@@ -19,9 +19,10 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument, Shared
 from centella.lang.values import Expr, Operand, Var
 from centella.op.op import Form, Lowered
+from centella.ops.attention.combine import launches_of
 from centella.ops.attention.lines import load_piece, piece_of
 from centella.ops.attention.masks import LOWEST, Scoring, product_scale
-from centella.ops.attention.parts import ENOUGH_GROUPS, Parts, Work, launches_of
+from centella.ops.attention.parts import ENOUGH_GROUPS, Parts, Work
 from centella.ops.attention.problem import (
     AttentionAttrs,
     AttentionVariant,

@@ -15,8 +15,9 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
+from centella.ops.attention.combine import launches_of
 from centella.ops.attention.masks import Scoring, product_scale
-from centella.ops.attention.parts import Parts, Work, launches_of
+from centella.ops.attention.parts import Parts, Work
 from centella.ops.attention.problem import AttentionAttrs, AttentionVariant
 from centella.ops.attention.split import few_queries
 from centella.ops.attention.split_warp import CHUNK, MOST_DIM, CachedRows

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from centella.ops.attention.rows import M
+from centella.ops.hopper import PANEL
 
 WARPGROUP = 128  # threads
-PANEL = 64  # elements of a row in shared memory that lie together
 SLOTS = 2  # tiles of queries: of the present one and of the next
 REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
 

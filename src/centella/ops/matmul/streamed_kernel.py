@@ -28,13 +28,13 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
+from centella.ops.hopper import PANEL
 from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
 from centella.ops.matmul.one_row import CONSUMERS, DEPTH, EIGHT, SUMS, Row
 from centella.ops.ring import Ring
 from centella.ops.rows import QUAD, WARP, fold
 
 WARPGROUP = 128
-PANEL = 64  # columns of which rows lie behind one another in shared memory
 WARPS = CONSUMERS // WARP
 
 

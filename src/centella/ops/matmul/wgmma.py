@@ -186,7 +186,7 @@ def _consume(
                 at = (batch, row + down, column)
                 gated = tile.gated
                 parts.append(Finish(*at, sums, columns, shared.p, activation, extra, words, gated))
-            if ahead and len(sums) * own.across <= AHEAD:
+            if ahead and own.across <= AHEAD:
                 for part in parts:
                     part.ask()
             last = multiply(shared, ring, sums, down, leader)

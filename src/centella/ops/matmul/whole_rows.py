@@ -25,7 +25,7 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
-from centella.ops.hopper import MULTIPROCESSORS
+from centella.ops.hopper import MULTIPROCESSORS, PANEL
 from centella.ops.layout import rows_of
 from centella.ops.matmul.linear_norm import LinearNormAttrs, product_operands
 from centella.ops.matmul.mma import takes
@@ -42,7 +42,7 @@ WARPGROUP = 128  # threads
 CONSUMERS = 2
 ROWS = CONSUMERS * M  # of a tile
 REGISTERS = (24, 240)  # of a producer's thread, of a consumer's
-WIDEST, PANEL = 384, 64  # columns: that fit the registers; that a copied box has
+WIDEST = 384  # columns that fit the registers
 DEPTH, STAGES = 32, 4  # of a stage; of the ring
 PIECES = 2 * STAGES  # of B in the ring
 CLUSTER = 2  # groups with neighbouring rows that have B copied for each other, half each

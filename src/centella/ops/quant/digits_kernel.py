@@ -35,8 +35,8 @@ from centella.emit.program import Kernel
 from centella.lang.memory import Argument
 from centella.ops.matmul.epilogue import Epilogue, ask_for_vectors
 from centella.ops.matmul.one_row import EIGHT, SUMS, Normed
+from centella.ops.matmul.several_rows import PAD, Sums
 from centella.ops.matmul.streamed_kernel import meet
-from centella.ops.matmul.streamed_rows import PAD, Sums
 from centella.ops.quant.beside import Beside, Row
 from centella.ops.quant.format import GROUP, RUN, SYMBOLS, Levels
 from centella.ops.quant.numbers import field

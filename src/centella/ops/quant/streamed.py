@@ -27,9 +27,9 @@ from centella.op.variant import Variant
 from centella.ops.layout import rows_of
 from centella.ops.matmul.one_row import EIGHT
 from centella.ops.matmul.problem import THIN, LinearAttrs, aligned
+from centella.ops.matmul.several_rows import PAD, Rows, Sums, store
 from centella.ops.matmul.streamed import LEAST, SHARED, blocks_of, outputs_of
 from centella.ops.matmul.streamed_kernel import WARPGROUP, meet
-from centella.ops.matmul.streamed_rows import PAD, Rows, Sums, store
 from centella.ops.quant.beside import Beside, Row, words_of
 from centella.ops.quant.format import GROUP, RUN, SYMBOLS
 from centella.ops.quant.product import Product, launched, of_linear
