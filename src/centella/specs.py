@@ -13,6 +13,7 @@ from centella.dtypes import Array, DType
 
 Shape = tuple[int, ...]
 INDEX_LIMIT = (1 << 32) - 64  # kernels count elements in 32 bits
+MAX_GROUPS = 1 << 31  # of a launch: every backend takes fewer
 
 
 @lru_cache(maxsize=8192)

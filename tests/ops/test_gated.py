@@ -16,8 +16,9 @@ from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.lang import KernelIR
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.matmul import NORMED, mma, wgmma, wgmma_tiles
+from centella.ops.matmul import mma, wgmma, wgmma_tiles
 from centella.ops.matmul.mma import MMA_TILES, MmaTile
+from centella.ops.matmul.normed import NORMED
 from centella.ops.matmul.wgmma_tiles import GATED_TILES, WgmmaTile
 from centella.ops.operands import NUMPY
 from centella.runtime.plans import Plans

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from centella.emit.ptx import emit_ptx
 from centella.emit.wgsl import count_statements, emit_wgsl
 from centella.errors import LimitError, SimulationError
 from centella.lang import KernelIR
-from centella.op.op import get, registry
-from centella.ops import topk
+from centella.op.op import Op, get, registry
+from centella.ops import MODULES, topk
 from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.norm import NormAttrs
@@ -870,6 +871,23 @@ def test_every_op_has_a_case() -> None:
         assert case.op in done.ops and done.launches, case
         recorded |= done.ops
     assert {n for n in registry() if not n.startswith("kernel:")} <= recorded
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_the_ops_that_it_loads_for(module: str) -> None:
+    ops = {op.name for op in vars(import_module(module)).values() if isinstance(op, Op)}
+    assert set(MODULES[module].split()) <= ops
+
+
+def test_every_op_is_in_the_table_of_modules() -> None:
+    listed = [name for names in MODULES.values() for name in names.split()]
+    known = {name for name in registry() if not name.startswith("kernel:")}
+    assert sorted([*listed, *EXPRESSIONS]) == sorted(known)
+
+
+def test_an_unknown_op_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="no_such_op"):
+        get("no_such_op")
 
 
 @EVERY

@@ -17,8 +17,8 @@ from centella.errors import SimulationError
 from centella.lang import KernelIR
 from centella.lang.ir import BARRIERS, CLUSTER, HOPPER
 from centella.op.op import Form
-from centella.ops.matmul import LINEAR_NORM, linear_norm, whole_rows
-from centella.ops.matmul.linear_norm import LinearNormAttrs
+from centella.ops.matmul import linear_norm, whole_rows
+from centella.ops.matmul.linear_norm import LINEAR_NORM, LinearNormAttrs
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.norm import NormAttrs
 from centella.simulator.run import simulate

@@ -70,7 +70,7 @@ ANY = "*"
 
 # Late imports: (who, what) and why it waits.
 LATE: dict[tuple[str, str], str] = {
-    ("runtime", "runtime"): "only a GPU is checked at its first use",
+    ("runtime", "runtime"): "passes load with the first device, the GPU check with its first use",
     ("runtime", "tensors"): "device.batch() and device.compile() give what is built on devices",
     ("backends", "cffi"): "what its parser found is written once on a machine, or asked for",
     ("audio", "soundfile"): "extra `audio`",

@@ -224,11 +224,34 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
         return HostProgram(f"numpy:{self.name}", self.name, call)
 
 
-_registry: dict[str, Op[Any]] = {}
+class Registry(dict[str, Op[Any]]):
+    """Ops by name; the module of one loads when it is first asked for.
+
+    Attributes:
+        modules: where ops are that may not be loaded yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Op[Any]:
+        import_module(self.modules[name])
+        return dict.__getitem__(self, name)
+
+
+_registry = Registry()
+
+
+def register_later(modules: Mapping[str, str]) -> None:
+    """Say where ops are: of each module, the names of its ops."""
+    _registry.modules |= {name: m for m, names in modules.items() for name in names.split()}
 
 
 def registry() -> dict[str, Op[Any]]:
-    """Every op by name."""
+    """Every op by name; all of their modules are loaded."""
+    for module in set(_registry.modules.values()):
+        import_module(module)
     return dict(_registry)
 
 

@@ -33,10 +33,9 @@ from centella.plan.plan import Plan
 from centella.plan.share import Shared, shared
 from centella.record.recording import Node
 from centella.record.values import Origin, Value
-from centella.specs import Caps
+from centella.specs import MAX_GROUPS, Caps
 
 LOWERED = 8192  # forms of a device, before their launches are forgotten
-MAX_GROUPS = 1 << 31  # what every backend can launch
 
 Wanted = Sequence[tuple[bool, ...]]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from centella.op.op import Form
-from centella.ops.matmul import LINEAR, LINEAR_NORM
-from centella.ops.matmul.linear_norm import LinearNormAttrs
+from centella.ops.matmul.linear_norm import LINEAR_NORM, LinearNormAttrs
+from centella.ops.matmul.op import LINEAR
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.norm import NORM, NormAttrs
 from centella.plan.fuse import Fused, changed_by, readers_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from centella.backends.base import Backend, Buffer, DoneTicket, Submission, Ticket
 from centella.errors import (
@@ -30,10 +30,12 @@ from centella.runtime.counting import count_work, note_work
 from centella.runtime.in_flight import Border, InFlight, Watched, imported_of
 from centella.runtime.memory import Pool
 from centella.runtime.pipelines import PipelineCache
-from centella.runtime.plans import Plans
 from centella.runtime.prepare import Boundary, Executable, Span
 from centella.runtime.suspects import Suspects
 from centella.runtime.workspace import Workspace
+
+if TYPE_CHECKING:
+    from centella.runtime.plans import Plans
 
 
 class Executor:
@@ -67,6 +69,8 @@ class Executor:
         self.pool: Pool = Pool(backend, pool, memory_limit)
         self.workspace: Workspace = Workspace(self.pool, backend.caps.max_binding)
         self.lock: threading.RLock = threading.RLock()
+        from centella.runtime.plans import Plans
+
         self.plans: Plans = Plans(backend)
         self.border: Border = Border(self.lose)
         self.suspects: Suspects = Suspects(self.lock)

@@ -7,6 +7,7 @@ queue, so that a failure leaves the recording as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct, field
@@ -20,8 +21,10 @@ from centella.record.recording import Recorded, Upload
 from centella.record.values import DISCARDED, Origin, Value
 from centella.runtime.bind_window import bound
 from centella.runtime.memory import Pool
-from centella.runtime.plans import Planned
 from centella.specs import Caps
+
+if TYPE_CHECKING:
+    from centella.runtime.plans import Planned
 
 ARENA = 64 << 20
 UNIT = 256

@@ -19,7 +19,3 @@ launch, where clusters are wide enough. Keys and values may be rows of i8 with a
 (`ops/rows_i8.py`): `wgmma` and `mma` read those behind a launch that widens them (`plain_rows`),
 the others as they are. Which register tiles suit which class of adapter is in `table`.
 """
-
-from centella.ops.attention.op import ATTENTION
-
-__all__ = ["ATTENTION"]

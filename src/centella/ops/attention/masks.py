@@ -9,7 +9,9 @@ from msgspec import Struct
 
 from centella import lang
 from centella.dtypes import bool_, f32, i32, u32
+from centella.errors import ShapeError
 from centella.lang.values import Expr, Operand
+from centella.specs import Shape
 
 LOWEST = -3.0e38
 
@@ -26,6 +28,14 @@ class Scoring(Struct, frozen=True):
     causal: bool = False
     windowed: bool = False
     capped: bool = False
+
+
+def misshapen(scores: Shape, mask: Shape) -> ShapeError:
+    """The error of a mask that does not broadcast to the scores."""
+    extents = ", ".join("1" if n == 1 else f"{n} or 1" for n in scores)
+    return ShapeError(
+        f"attention: expected mask [{extents}], or with leading extents left out, got {list(mask)}"
+    )
 
 
 def product_scale(scoring: Scoring, unit: float = 1.0) -> Expr:

@@ -13,7 +13,7 @@ from centella.op.axes import Along, Axes, Dims
 from centella.op.op import Form, Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.lines import BLOCK
-from centella.ops.attention.masks import LOWEST
+from centella.ops.attention.masks import LOWEST, misshapen
 from centella.ops.attention.problem import (
     VARIANTS,
     AttentionAttrs,
@@ -23,7 +23,7 @@ from centella.ops.attention.problem import (
     texts_of,
 )
 from centella.ops.rows_i8 import PLANE, decode
-from centella.specs import Shape, Spec
+from centella.specs import Spec
 
 
 def rule(specs: tuple[Spec, ...], attrs: AttentionAttrs) -> tuple[Out, ...]:
@@ -124,14 +124,6 @@ def _check_mask(name: str, spec: Spec, b: int, heads: int, lq: int, lk: int) -> 
         raise DTypeError(f"attention: expected float {name}, got {spec.dtype.name}")
     if name == "key_mask" and spec.dtype.is_float:
         raise DTypeError(f"attention: expected a bool or integer key_mask, got {spec.dtype.name}")
-
-
-def misshapen(scores: Shape, mask: Shape) -> ShapeError:
-    """The error of a mask that does not broadcast to the scores."""
-    extents = ", ".join("1" if n == 1 else f"{n} or 1" for n in scores)
-    return ShapeError(
-        f"attention: expected mask [{extents}], or with leading extents left out, got {list(mask)}"
-    )
 
 
 def reference(

@@ -6,7 +6,3 @@ memory: row t of the unfolded input begins `stride channels` elements after row 
 unfolded input is stored. An x that lies so already, or weights that lie [out, kernel, in], are not
 copied.
 """
-
-from centella.ops.conv1d.op import CONV1D
-
-__all__ = ["CONV1D"]

@@ -1,5 +1,1 @@
 """Products of each row with the weights of the experts that were chosen for it: `op.py`."""
-
-from centella.ops.experts.op import EXPERTS
-
-__all__ = ["EXPERTS"]

@@ -6,9 +6,3 @@
 
 Epilogues act on the f32 accumulator and are asked for by name.
 """
-
-from centella.ops.matmul.linear_norm import LINEAR_NORM
-from centella.ops.matmul.normed import NORMED
-from centella.ops.matmul.op import LINEAR, MATMUL
-
-__all__ = ["LINEAR", "LINEAR_NORM", "MATMUL", "NORMED"]

@@ -29,7 +29,7 @@ from centella.op.variant import APART
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
 from centella.ops.matmul.op import parted
-from centella.ops.matmul.problem import THIN
+from centella.ops.matmul.problem import DIGITS, THIN
 from centella.ops.operands import NUMPY
 from centella.ops.quant.dequantize import plane_axes
 from centella.ops.quant.table import FORMATS
@@ -38,7 +38,6 @@ from centella.specs import Caps, Spec
 JOINED_ROWS = 2  # rows up to which a thin product gains from its surroundings
 FEW = 32  # rows up to which a product on tensor cores has tiles of its own
 FEW_ROWS = ("streamed", "joined")  # kernels of few rows
-DIGITS = "streamed_digits"  # that of weights in planes; the others are of floats
 VARIANTS = (*FEW_ROWS, "streamed_rows", "streamed_many", "wgmma", "mma", DIGITS, APART)
 
 

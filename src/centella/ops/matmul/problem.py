@@ -15,6 +15,7 @@ ALONG_K = (
     "streamed_rows", "streamed_many",
 )  # fmt: skip
 VARIANTS = (*ALONG_K[:3], "columns", *ALONG_K[3:])  # `ALONG_K`: where B is contiguous along k
+DIGITS = "streamed_digits"  # that of weights in planes, behind their norm; the others are of floats
 THIN = 16  # most rows of a thin product
 
 

@@ -8,9 +8,9 @@ from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.hopper import ALONE
 from centella.ops.layout import rows_of
-from centella.ops.matmul.normed import DIGITS, NormedAttrs
+from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.one_row import EIGHT, LAYER, SUMS
-from centella.ops.matmul.problem import LinearAttrs, aligned
+from centella.ops.matmul.problem import DIGITS, LinearAttrs, aligned
 from centella.ops.matmul.streamed import LEAST, blocks_of, groups_of, outputs_of
 from centella.ops.quant.beside import words_of
 from centella.ops.quant.digits_kernel import (

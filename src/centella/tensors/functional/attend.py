@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from centella.errors import ShapeError
-from centella.ops.attention.op import misshapen
+from centella.ops.attention.masks import misshapen
 from centella.specs import Shape
 from centella.tensors.arguments import check_tensors, flag, real, variant_attrs, whole
 from centella.tensors.functional.move import pad

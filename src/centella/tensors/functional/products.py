@@ -11,7 +11,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.op.op import get
 from centella.op.variant import APART
 from centella.ops.elementwise import ACTIVATIONS
-from centella.ops.matmul.normed import DIGITS
+from centella.ops.matmul.problem import DIGITS
 from centella.tensors.arguments import (
     check_tensors,
     epsilon,

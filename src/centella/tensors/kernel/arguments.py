@@ -11,7 +11,7 @@ from centella.dtypes import bf16
 from centella.emit.program import Constants, Kernel, raw_word
 from centella.errors import DeviceError, DTypeError, LimitError, ShapeError, TraceError
 from centella.lang.kernel_params import REQUIRED, TensorParam
-from centella.plan.build import MAX_GROUPS
+from centella.specs import MAX_GROUPS
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor
 from centella.tensors.views import reshaped
