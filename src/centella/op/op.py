@@ -249,10 +249,10 @@ def register_later(modules: Mapping[str, str]) -> None:
 
 
 def registry() -> dict[str, Op[Any]]:
-    """Every op by name; all of their modules are loaded."""
+    """Every op by name, in alphabetical order; all of their modules are loaded."""
     for module in set(_registry.modules.values()):
         import_module(module)
-    return dict(_registry)
+    return dict(sorted(_registry.items()))
 
 
 get: Callable[[str], Op[Any]] = _registry.__getitem__  # the op of a name
