@@ -17,6 +17,7 @@ from msgspec.structs import asdict, replace
 
 from centella.dtypes import Array, DType, narrow, widen
 from centella.emit.program import Call, HostProgram, Ref
+from centella.host.interrupts import uninterrupted
 from centella.op.axes import LETTERS, WHOLE, Axes, Part, axes, spread
 from centella.specs import Caps, Shape, Spec
 
@@ -235,6 +236,7 @@ class Registry(dict[str, Op[Any]]):
         super().__init__()
         self.modules: dict[str, str] = {}
 
+    @uninterrupted
     def __missing__(self, name: str) -> Op[Any]:
         import_module(self.modules[name])
         return dict.__getitem__(self, name)

@@ -3,6 +3,7 @@
     drop    nodes that nobody reads, and of a node what is computed for such results alone
     join    norms with the product whose result they alone read, where one kernel takes both
     fuse    element-wise nodes with each other and with the norm or reduction beside them
+    store   values that are assigned to a State in its memory
     lower   each node to launches (its op chooses kernels) or to its NumPy formula on the CPU
     share   launches that nodes have in common: the later ones are left out
     place   buffers: one for each value that stays, temporaries reused by lifetime
@@ -27,10 +28,11 @@ from centella.op.op import Form
 from centella.plan import placement
 from centella.plan.divide import divided
 from centella.plan.fuse import Fused, fuse, readers_of
-from centella.plan.graph import Lowering, Lowerings, PlanNode, Source, owners_of
+from centella.plan.graph import Lowering, Lowerings, PlanNode, Source
 from centella.plan.join import joined
 from centella.plan.plan import Plan
 from centella.plan.share import Shared, shared
+from centella.plan.store import stored
 from centella.record.recording import Node
 from centella.record.values import Origin, Value
 from centella.specs import MAX_GROUPS, Caps
@@ -93,6 +95,7 @@ def build(
     plain = _trimmed(plain, alive)
     plain, alive = joined(plain, alive, caps, memo.fused)
     plain, alive = fuse(plain, alive, caps, memo.fused)
+    alive, owners = stored(plain, alive)
     if len(memo.launches) >= LOWERED:
         memo.launches.clear()
     for index, node in enumerate(plain):
@@ -102,7 +105,6 @@ def build(
             except CentellaError as error:
                 nodes[index].refuse(error)
                 raise
-    owners = owners_of(plain)
     common = shared(plain, alive, memo.launches)
     values = _lifetimes(plain, alive, owners, memo.launches, common)
     slots, sizes, makers = placement.place(values)

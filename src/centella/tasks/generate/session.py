@@ -71,7 +71,7 @@ class Session:
         def state(name: str, shape: tuple[int, ...], dtype: type = np.int32) -> State:
             return State(np.zeros(shape, dtype), device=device, name=name)
 
-        self._token = state("last tokens", (batch, 1))
+        self._token = state("last tokens", (batch,))
         self._counts = state("counts of tokens", (batch, vocab))
         self._drawn = state("tokens drawn", (batch,))
         self._seeds = state("seeds", (batch,))
@@ -118,19 +118,20 @@ class Session:
         return self._told(logits, apply_all(get("sample"), operands, {})[2], logprobs)
 
     def _logits(self) -> Tensor:
-        return self.model(self._token.value, self.past)[:, 0]
+        return self.model(self._token.value.reshape(self.batch, 1), self.past)[:, 0]
 
     def _told(self, logits: Tensor, chosen: Tensor, logprobs: int | None) -> Tensor:
         """What a step sends: the tokens [batch] i32, or `Scores`; they become the last ones."""
-        self._token.assign(chosen.reshape(self.batch, 1))
+        self._token.assign(chosen)
+        tokens = self._token.value  # as nobody else reads `chosen`, it is computed there
         if logprobs is None or self._scores is None:
-            return chosen
-        return self._scores(logits, chosen, logprobs)
+            return tokens
+        return self._scores(logits, tokens, logprobs)
 
     def _verified(self, guess: Tensor, greedy: bool) -> Tensor:
         """See `verify`; the last token that is right becomes the last one of the sequence."""
         guesses = guess.shape[1]
-        logits = self.model(concat([self._token.value, guess], 1), self.past)[0]
+        logits = self.model(concat([self._token.value.reshape(1, 1), guess], 1), self.past)[0]
         if greedy:
             chosen = apply("argmax", logits, marked=True)
         else:
@@ -143,7 +144,7 @@ class Session:
         chosen = chosen.reshape(1, guesses + 1)
         differs = ne(guess, chosen[:, :guesses]).astype(f32)
         right = apply("argmax", concat([differs, full((1, 1), 1.0, f32, guess.device)], 1))
-        self._token.assign(gather(chosen.reshape(guesses + 1), right).reshape(1, 1))
+        self._token.assign(gather(chosen.reshape(guesses + 1), right).reshape(1))
         self._drawn.assign(self._drawn.value + right + 1)
         return concat([guess, chosen], 1)
 
@@ -255,7 +256,7 @@ class Session:
         if left:
             return False
         self.rows = [list(row) for row in rows]
-        self._token.assign(np.array([[row[-1]] for row in rows], np.int32))
+        self._token.assign(np.array([row[-1] for row in rows], np.int32))
         return True
 
     def start_several(
@@ -307,7 +308,9 @@ class Session:
 
     def likeliest(self) -> Tensor:
         """A step as a part of what is captured: the likeliest token of each sequence, [batch]."""
-        return self._likeliest(None)
+        chosen = apply("argmax", self._logits(), marked=True)
+        self._token.assign(chosen)
+        return chosen  # not the State, which the next step changes
 
     def step(self) -> Pending[Array]:
         """Submit a step; what it sends when it is done, as `tokens_of` reads it."""
