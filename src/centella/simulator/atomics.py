@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from centella.lang.arithmetic import NUMPY
 from centella.lang.ir import GLOBAL_ATOMICS, SHARED_ATOMICS
-from centella.simulator.machine import Capability, Machine
+from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.memory import addresses, note, turns
 from centella.simulator.race_check import Ids, RaceCheck
 
@@ -28,10 +28,10 @@ def _atomic(space: str, machine: Machine, index: int) -> None:
     words = addresses(machine, index, region, 1)
     if isinstance(region.race_check, RaceCheck):
         note(machine, index, region, words, region.race_check.change)
-    here = np.flatnonzero(np.broadcast_to(machine.active, machine.shape))
+    here = np.flatnonzero(machine.here)
     here = here[turns(machine, here.size)]
     words, *operands = (
-        np.broadcast_to(x, machine.shape).ravel()[here]
+        over(x, machine.shape).ravel()[here]
         for x in (words, *(machine.values[a] for a in args[1:]))
     )
     memory, before = region.words.view(NUMPY[type_]), np.zeros(machine.shape, NUMPY[type_])

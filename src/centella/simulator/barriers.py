@@ -11,7 +11,7 @@ from centella.simulator.bulk import Boxes, active_threads, operand_values
 from centella.simulator.clocks import Clocks
 from centella.simulator.group_ops import WARP
 from centella.simulator.launch import Words
-from centella.simulator.machine import Capability, Machine
+from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.race_check import Ids
 
 Box = tuple[int, Ids, Words]  # shared array, its words, their bits
@@ -117,8 +117,8 @@ class Barriers:
     def _arrive(self, machine: Machine, index: int) -> None:
         op, _, _, array = machine.ir.body[index]
         numbers = barriers_of(machine, index, 0, array)
-        active = np.broadcast_to(machine.active, machine.shape)
-        epoch = int(np.broadcast_to(machine.epoch, machine.shape)[active].max())
+        active = machine.here
+        epoch = int(over(machine.epoch, machine.shape)[active].max())
         known = self.clocks.release(active)
         warps = [thread // WARP for thread in active_threads(machine)]
         if op == "mbar_expect":
@@ -144,7 +144,7 @@ class Barriers:
                 yield
                 machine.narrow(active)
             machine.passed += 1
-            here = np.array(np.broadcast_to(active, machine.shape))
+            here = over(active, machine.shape).copy()
             if len(phases) > 1:
                 here[here] = [phase == (number, parity) for phase in which]
             self.clocks.learn(self.clocks.warps_in(here), barrier.known)

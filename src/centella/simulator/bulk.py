@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from centella.simulator.copies import CopiesInFlight
-from centella.simulator.machine import Machine
+from centella.simulator.machine import Machine, over
 from centella.simulator.race_check import NOBODY, Fault, Ids, Mask, fault_at
 
 APART = " with no cluster barrier between"
@@ -122,14 +122,13 @@ class Boxes(CopiesInFlight):
 
 def active_threads(machine: Machine) -> list[int]:
     """The active threads of the group."""
-    active = np.broadcast_to(machine.active, machine.shape)[0]
-    return list(np.flatnonzero(active).tolist())
+    return list(machine.here[0].nonzero()[0].tolist())
 
 
 def operand_values(machine: Machine, index: int, operand: int) -> list[int]:
     """The values of an operand in the active threads."""
-    value = np.broadcast_to(machine.values[machine.ir.body[index][2][operand]], machine.shape)
-    return list(value[np.broadcast_to(machine.active, machine.shape)].tolist())
+    value = machine.values[machine.ir.body[index][2][operand]]
+    return list(over(value, machine.shape)[machine.here].tolist())
 
 
 def swizzled(chunks: Ids, swizzle: int) -> Ids:
@@ -155,7 +154,7 @@ def check_fault(machine: Machine, index: int, array: int, words: Ids, fault: Fau
 
 def ids_of(machine: Machine, words: Ids, thread: int) -> tuple[Ids, Ids]:
     """A thread, numbered over the launch, and its epoch, for each word."""
-    epoch = np.broadcast_to(machine.epoch, machine.shape)[0, thread]
+    epoch = machine.epoch[0, thread % machine.epoch.shape[1]]
     number = machine.first * machine.ir.workgroup + thread
     return np.full(words.size, number, np.int64), np.full(words.size, epoch, np.int64)
 

@@ -26,7 +26,7 @@ from centella.simulator.bulk import (
 )
 from centella.simulator.group_ops import WARP, meet
 from centella.simulator.launch import Region
-from centella.simulator.machine import Capability, Machine
+from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.race_check import Ids
 from centella.simulator.tma import Target, copy_boxes, send
 
@@ -128,7 +128,7 @@ class Member:
         array = machine.ir.body[index][3]
         numbers, peers = barriers_of(machine, index, 0, array), self._named(machine, index, 1)
         threads = active_threads(machine)
-        known = self.barriers.clocks.release(np.broadcast_to(machine.active, machine.shape))
+        known = self.barriers.clocks.release(machine.here)
         for number, peer, thread in zip(numbers, peers, threads, strict=True):
             barrier = peer.barriers.at(array, number)
             # Epochs of this group say nothing there.
@@ -142,7 +142,7 @@ class Member:
             barriers_of(machine, index, 1, barriers),
         )
         peers, active = self._named(machine, index, 2), active_threads(machine)
-        values = [np.broadcast_to(machine.values[v], machine.shape)[0] for v in operands[3:]]
+        values = [over(machine.values[v], machine.shape)[0] for v in operands[3:]]
         if any(first % len(values) for first in starts):
             raise machine.fault_here(index, f"{len(values)} words off their boundary")
         # What a warp sends to one barrier goes together; of words sent twice, one by one.

@@ -12,7 +12,7 @@ from centella.dtypes import ALL, widen
 from centella.lang.arithmetic import NUMPY, Array
 from centella.simulator.group_ops import WARP, meet
 from centella.simulator.launch import Words
-from centella.simulator.machine import UNDEFINED, Capability, Machine
+from centella.simulator.machine import UNDEFINED, Capability, Machine, over
 from centella.simulator.memory import addresses, note
 from centella.simulator.race_check import RaceCheck
 
@@ -45,7 +45,7 @@ def _ldmatrix(machine: Machine, index: int) -> None:
     meet(machine, index)
     _, _, (_, *tiles), (position, transposed) = machine.ir.body[index]
     region = machine.memory["shared"][position]
-    words = np.broadcast_to(addresses(machine, index, region, 4), (4, *machine.shape))
+    words = over(addresses(machine, index, region, 4), (4, *machine.shape))
     count = sum(len(machine.values[t]) for t in tiles)
     if region.race_check:  # threads past the matrices' rows give an address that is not used
         lanes = np.arange(machine.ir.workgroup) % WARP < 8 * count
@@ -61,12 +61,12 @@ def _stmatrix(machine: Machine, index: int) -> None:
     meet(machine, index)
     _, _, (_, *tiles), (position, transposed) = machine.ir.body[index]
     region = machine.memory["shared"][position]
-    words = np.broadcast_to(addresses(machine, index, region, 4), (4, *machine.shape))
+    words = over(addresses(machine, index, region, 4), (4, *machine.shape))
     registers = np.concatenate([machine.values[t] for t in tiles])
     lanes = np.arange(machine.ir.workgroup) % WARP < 8 * len(registers)
     if isinstance(region.race_check, RaceCheck):
         note(machine, index, region, words, region.race_check.write, lanes)
-    stored = np.broadcast_to(machine.active & lanes, words.shape)
+    stored = over(machine.active & lanes, words.shape)
     region.words[words[stored]] = rows_of(registers, transposed)[stored]
 
 

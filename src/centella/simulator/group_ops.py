@@ -6,7 +6,7 @@ import numpy as np
 
 from centella.lang.arithmetic import REDUCE
 from centella.lang.ir import SUBGROUP
-from centella.simulator.machine import Capability, Machine
+from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.race_check import Buffer
 
 WARP = 32
@@ -26,7 +26,7 @@ def meet(machine: Machine, index: int) -> None:
         return
     if not machine.check:
         return
-    here = np.broadcast_to(machine.active, machine.shape).sum(axis=1, keepdims=True)
+    here = machine.here.sum(axis=1, keepdims=True)
     split = (here > 0) & (here < size)
     if split.any():
         _, thread = machine.first_of(machine.active & split)
@@ -38,8 +38,10 @@ def meet(machine: Machine, index: int) -> None:
 
 def warpgroups(machine: Machine, index: int) -> list[int]:
     """The warpgroups that are here, each with all its threads; warps past the last are in none."""
-    active = np.broadcast_to(machine.active, machine.shape).reshape(-1)
-    here = np.pad(active, (0, -active.size % WARPGROUP)).reshape(-1, WARPGROUP).sum(axis=1)
+    if machine.full and machine.here.size % WARPGROUP == 0:
+        return list(range(machine.here.size // WARPGROUP))
+    firsts = np.arange(0, machine.here.size, WARPGROUP)
+    here = np.add.reduceat(machine.here.reshape(-1), firsts, dtype=np.int64)
     split = (here > 0) & (here < WARPGROUP)
     if split.any():
         text = f"reached by {here[split][0]} of {WARPGROUP} threads"
@@ -58,7 +60,7 @@ def _reduce(machine: Machine, index: int) -> None:
     op, _, args, _ = machine.ir.body[index]
     ufunc, identity = REDUCE[op]
     (groups, workgroup), subgroup = machine.shape, machine.launch.subgroup
-    x = np.broadcast_to(machine.values[args[0]], machine.shape)
+    x = over(machine.values[args[0]], machine.shape)
     missing = ((0, 0), (0, -workgroup % subgroup))
     lanes = np.pad(x, missing, constant_values=identity(x.dtype))
     lanes = lanes.reshape(groups, -1, subgroup)
@@ -78,12 +80,12 @@ def _shuffle(machine: Machine, index: int) -> None:
         _, thread = machine.first_of(machine.active & outside)
         text = f"shuffle_xor by {mask} leaves the subgroup of {subgroup} lanes"
         raise machine.fault(index, thread, text)
-    machine.values[index] = np.broadcast_to(machine.values[args[0]], machine.shape)[:, partner]
+    machine.values[index] = over(machine.values[args[0]], machine.shape)[:, partner]
 
 
 def _meet_all(machine: Machine, index: int) -> None:
     """All threads of all groups that run come here."""
-    everywhere = np.broadcast_to(machine.active, machine.shape)
+    everywhere = machine.here
     if machine.check and not everywhere.all():
         _, thread = machine.first_of(machine.active)
         text = f"grid_barrier reached by {int(everywhere.sum())} of {everywhere.size} threads"

@@ -33,6 +33,15 @@ Wait = Callable[["Machine", int], Iterator[None]]
 NewCheck = Callable[[int, int, Mask], RaceCheck]  # of words and threads of a group, what is known
 
 
+def over(x: Array, shape: tuple[int, ...]) -> Array:
+    """x along these axes: as `np.broadcast_to`, which takes longer than to copy so few elements."""
+    if x.shape == shape:
+        return x
+    out = np.empty(shape, x.dtype)
+    out[...] = x
+    return out
+
+
 class Capability(Struct, frozen=True):
     """Statements that a machine can run: a rule each.
 
@@ -74,6 +83,7 @@ class Machine:
         self.waits_at: int = 0  # the statement at which a thread waited last
         self._epoch_of_ids: Ids | None = None
         self._ids: dict[tuple[int, ...], tuple[Ids, Ids]] = {}
+        self._here: Mask | None = None
         self.narrow(np.ones((1, 1), np.bool_))
 
     def _shared_arrays(self, count: int, race_check: NewCheck) -> list[Region]:
@@ -124,6 +134,13 @@ class Machine:
         at = int(np.broadcast_to(bad, np.broadcast_shapes(bad.shape, self.shape)).argmax())
         return at, int(self.threads.flat[at % self.threads.size])
 
+    @property
+    def here(self) -> Mask:
+        """The mask of running threads, one for each."""
+        if self._here is None:
+            self._here = over(self.active, self.shape)
+        return self._here
+
     # -- registers --------------------------------------------------------------------------------
 
     def assign(self, register: int, new: Array) -> None:
@@ -137,9 +154,7 @@ class Machine:
         if self._epoch_of_ids is not self.epoch:
             self._epoch_of_ids, self._ids, self._accesses = self.epoch, {}, {}
         if shape not in self._ids:
-            threads, epochs = (
-                np.broadcast_to(x, shape).ravel() for x in (self.threads, self.epoch)
-            )
+            threads, epochs = (over(x, shape).ravel() for x in (self.threads, self.epoch))
             self._ids[shape] = threads, epochs
         return self._ids[shape]
 
@@ -149,7 +164,7 @@ class Machine:
         if self.full:
             return slice(None), threads, epochs
         if shape not in self._accesses:
-            here = np.flatnonzero(np.broadcast_to(self.active, shape))
+            here = over(self.active, shape).ravel().nonzero()[0]
             self._accesses[shape] = here, threads[here], epochs[here]
         return self._accesses[shape]
 
@@ -159,6 +174,7 @@ class Machine:
         """Set the mask of running threads; False when it is empty."""
         self.active: Mask = active
         self._accesses = {}
+        self._here = None
         running = np.count_nonzero(active)  # several times as fast as `all` and `any`
         self.full: bool = running == active.size
         return bool(running)

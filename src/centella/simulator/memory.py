@@ -10,7 +10,7 @@ import numpy as np
 from centella.lang.arithmetic import NUMPY
 from centella.lang.ir import INDICES
 from centella.simulator.launch import Region
-from centella.simulator.machine import Capability, Machine
+from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.race_check import Fault, Ids, Mask, RaceCheck
 
 Access = Callable[[Ids, Ids, Ids], Fault | None]
@@ -67,9 +67,9 @@ def note(
 ) -> None:  # fmt: skip
     """Tell the race check which thread accesses which word, all active ones or `which` of them."""
     if words.shape[-2:] != machine.shape:
-        words = np.broadcast_to(words, np.broadcast_shapes(words.shape, machine.shape))
+        words = over(words, np.broadcast_shapes(words.shape, machine.shape))
     active, threads, epochs = machine.accesses(words.shape)
-    chosen = None if which is None else np.broadcast_to(which, words.shape).ravel()[active]
+    chosen = None if which is None else over(which, words.shape).ravel()[active]
     words = words.ravel()[active]
     if chosen is not None:
         words, threads, epochs = words[chosen], threads[chosen], epochs[chosen]
@@ -108,9 +108,9 @@ def _store(space: str, width: int, machine: Machine, index: int) -> None:
     for at, lane in enumerate(lanes):
         bits[at] = lane
     shape = np.broadcast(words, bits).shape
-    words, bits = (np.broadcast_to(x, shape).ravel() for x in (words, bits))
+    words, bits = (over(x, shape).ravel() for x in (words, bits))
     if not machine.full:
-        active = np.flatnonzero(np.broadcast_to(machine.active, shape))
+        active = over(machine.active, shape).ravel().nonzero()[0]
         words, bits = words[active], bits[active]
     turn = turns(machine, words.size)
     region.words[words[turn]] = bits[turn]

@@ -26,7 +26,7 @@ from centella.simulator.bulk import (
 )
 from centella.simulator.fragments import get_register
 from centella.simulator.group_ops import WARP, WARPGROUP, warpgroups
-from centella.simulator.machine import Capability, Machine
+from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.race_check import Ids
 
 DEPTH = 16  # k of one product
@@ -92,7 +92,7 @@ class Products:
         for group in warpgroups(machine, index):
             threads = _threads_of(group)
             left, right = factors(group)
-            add = np.broadcast_to(machine.values[more], machine.shape)[0, threads]
+            add = over(machine.values[more], machine.shape)[0, threads]
             if (add != add[0]).any():
                 raise machine.fault_here(index, "accumulate differs within a warpgroup")
             elements = _spread(columns)
@@ -110,7 +110,7 @@ class Products:
         dtype: str,
     ) -> Array:  # fmt: skip
         """A factor [rows, 16] in f32, read as its descriptor says."""
-        starts = np.broadcast_to(machine.values[operand], machine.shape)[0, _threads_of(group)]
+        starts = over(machine.values[operand], machine.shape)[0, _threads_of(group)]
         if (starts != starts[0]).any():
             text = "a factor begins elsewhere in a thread of the warpgroup"
             raise machine.fault_here(index, text)

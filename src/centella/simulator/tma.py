@@ -190,7 +190,7 @@ def _box(
 
 
 def _fence(machine: Machine, index: int) -> None:
-    active = np.broadcast_to(machine.active, machine.shape)[0]
+    active = machine.here[0]
     for region in machine.memory["shared"]:
         if isinstance(region.race_check, Boxes):
             region.race_check.fence(active)
