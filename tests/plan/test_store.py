@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import centella as ct
+from centella import lang
 from centella.tensors import functional as f
 
 ROWS, COLUMNS = 3, 8
@@ -203,3 +204,39 @@ def test_a_failed_change_leaves_what_was_there(device: ct.Device, state: ct.Stat
     with pytest.raises(ct.DTypeError):
         state.assign((state.value @ w).astype("f16"))
     assert np.array_equal(state.numpy(), before)
+
+
+def test_what_happened_names_the_launch(device: ct.Device, x: ct.Tensor, state: ct.State) -> None:
+    state.assign(f.softmax(x))
+    device.synchronize()
+    first = state.value.history[0]
+    assert (first.kind, first.what, first.launches) == ("computed", "softmax", 1)
+    assert "2 nodes (0 dropped, 0 fused, 1 stored), 1 launches" in device.last_plan.explain()
+
+    @ct.jit(device=device)
+    def step() -> None:
+        state.assign(f.softmax(x))
+
+    step()
+    first = state.value.history[0]
+    assert (first.kind, first.what, first.launches) == ("replayed", "step: softmax", 1)
+
+
+@ct.kernel(workgroup=64)
+def evens(x: ct.In[ct.f32], y: ct.Out[ct.f32], n: ct.u32) -> None:
+    """y[i] = x[i] for even i; the others are not written."""
+    i = lang.global_id()
+    with lang.if_((i < n) & (i % 2 == 0)):
+        y[i] = x[i]
+
+
+@pytest.mark.devices("webgpu")
+def test_a_kernel_that_leaves_elements_does_not_show_what_the_state_held() -> None:
+    device = ct.device("webgpu", pool="clear")
+    x, state = ct.full(8, 3.0, device=device), ct.State(np.full(8, 7.0, np.float32), device=device)
+    device.synchronize()
+    y = ct.empty(8, device=device)
+    evens(x, y, n=8, threads=8)
+    state.assign(y)
+    del y
+    assert state.numpy().tolist() == [3, 0] * 4

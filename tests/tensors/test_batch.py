@@ -179,7 +179,7 @@ def test_a_tensor_nobody_holds_is_not_computed(device: ct.Device) -> None:
     x = batch.upload(X)
     batch.tanh(x)
     y = batch.relu(x)
-    assert "2 nodes (1 dropped, 0 fused), 1 launches" in batch.explain()
+    assert "2 nodes (1 dropped, 0 fused, 0 stored), 1 launches" in batch.explain()
     batch.execute()
     np.testing.assert_array_equal(y.numpy(), RELU)
 
@@ -833,14 +833,14 @@ def _chain(x: Array, steps: int) -> Array:
 
 def test_explain(device: ct.Device) -> None:
     batch = device.batch()
-    assert batch.explain().startswith("0 nodes (0 dropped, 0 fused), 0 launches")
+    assert batch.explain().startswith("0 nodes (0 dropped, 0 fused, 0 stored), 0 launches")
     x = batch.upload(X)
     hidden = batch.relu(x)
     y = batch.add(hidden.T, 1.0)
     before = batch.explain(outputs=[y])
     batch.execute(outputs=[y])
     assert batch.explain() == before
-    assert "2 nodes (0 dropped, 0 fused), 2 launches (0 copies), peak" in before
+    assert "2 nodes (0 dropped, 0 fused, 0 stored), 2 launches (0 copies), peak" in before
     assert "bytes in 2 buffers" in before
     assert "relu" in before
     assert "[3, 4] -> [3, 4]:f32" in before

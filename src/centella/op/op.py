@@ -164,6 +164,7 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
         preferred: `preferred(form, caps)`, of an op that stands for several others: whether a
             kernel of its own is better, or forced and fits; else those are recorded in its place.
         narrower: whether they take operands that its rule refuses.
+        fills: whether it writes all elements of its results; a kernel of a user's may leave some.
         unread: `unread(form, outputs) -> Form | None`: what is to be computed in its place where
             nobody reads these outputs; as many results, those that are read in the same order.
     """
@@ -184,6 +185,7 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
     flops: Callable[[Form[A]], int] | None = None
     preferred: Callable[[Form[A], Caps], bool] | None = None
     narrower: bool = False
+    fills: bool = True
     unread: Callable[[Form[A], frozenset[int]], Form[Any] | None] | None = None
     doc: str = ""
 

@@ -95,7 +95,9 @@ def build(
     plain = _trimmed(plain, alive)
     plain, alive = joined(plain, alive, caps, memo.fused)
     plain, alive = fuse(plain, alive, caps, memo.fused)
-    alive, owners = stored(plain, alive)
+    fused = sum(needed) - sum(alive)
+    placed = stored(plain, alive)
+    alive, owners = [a and i not in placed.makers for i, a in enumerate(alive)], placed.owners
     if len(memo.launches) >= LOWERED:
         memo.launches.clear()
     for index, node in enumerate(plain):
@@ -130,7 +132,8 @@ def build(
         ),
         tuple(plain),
         sum(not a for a in needed),
-        sum(needed) - sum(alive),
+        fused,
+        placed.makers,
         tuple(values),
     )
 

@@ -32,6 +32,7 @@ class Plan(Struct, frozen=True):
         nodes: what was planned, for `explain`.
         dropped: how many of them nobody reads.
         fused: how many became part of another.
+        stored: of assignments to States, the node that computes what is assigned in its memory.
         values: what needs those buffers, and how long.
     """
 
@@ -43,6 +44,7 @@ class Plan(Struct, frozen=True):
     nodes: tuple[PlanNode, ...]
     dropped: int
     fused: int = 0
+    stored: Mapping[int, int] = {}
     values: tuple[Lifetime, ...] = ()
 
     @property
@@ -54,6 +56,7 @@ class Plan(Struct, frozen=True):
 
     def launches_of(self, node: int) -> int:
         """How many launches compute a node."""
+        node = self.stored.get(node, node)
         return sum(launch.node == node for launch in self.launches)
 
     def changers(self, slot: int) -> list[int]:
@@ -63,7 +66,7 @@ class Plan(Struct, frozen=True):
 
     def label(self, node: int) -> str:
         """The op of a node; for a chain that became one launch, those that it is made of."""
-        form = self.nodes[node].form
+        form = self.nodes[self.stored.get(node, node)].form
         steps = form.attrs.steps if form.op.name == "fused" else ()
         return " + ".join(step.name for step in steps) or form.op.name
 
@@ -72,7 +75,8 @@ class Plan(Struct, frozen=True):
         copies = sum(bool(s.reason) or self.nodes[s.node].op.name in MOVES for s in self.launches)
         live, alive = largest_live(self.values)
         lines = [
-            f"{len(self.nodes)} nodes ({self.dropped} dropped, {self.fused} fused), "
+            f"{len(self.nodes)} nodes ({self.dropped} dropped, {self.fused} fused, "
+            f"{len(self.stored)} stored), "
             f"{len(self.launches)} launches ({copies} copies), peak {sum(self.buffers):,} bytes in "
             f"{len(self.buffers)} buffers ({self.temporary_bytes:,} temporary)"
         ]

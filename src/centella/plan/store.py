@@ -1,8 +1,9 @@
 """The pass that has a value computed where a State lies, in place of copying it there.
 
 `state.assign(x)` is a launch of its own, which copies x. Where x is computed for that, its launches
-write to the memory of the State, if nothing can tell: x is not kept, lies as the State does, and
-nobody reads or changes the State between the first launch of x and the assignment.
+write to the memory of the State, if nothing can tell: x is not kept, lies as the State does and is
+written whole, and nobody reads or changes the State between the first launch of x and the
+assignment.
 """
 
 from __future__ import annotations
@@ -10,21 +11,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from msgspec import Struct, field
+
 from centella.ops.assign import ASSIGN
 from centella.plan.graph import PlanNode, owners_of
 from centella.record.values import Origin
 from centella.specs import Spec
 
-Owners = dict[Origin, Origin]
+
+class Stored(Struct, frozen=True):
+    """What is computed where a State lies.
+
+    Attributes:
+        owners: the values that lie in the memory of another, as of `owners_of`.
+        makers: of an assignment that needs no launch, the node that computes what is assigned.
+    """
+
+    owners: dict[Origin, Origin]
+    makers: dict[int, int] = field(default_factory=dict)
 
 
-def stored(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> tuple[list[bool], Owners]:
-    """Which nodes still run, and the values that lie in the memory of another (see `owners_of`).
+def stored(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> Stored:
+    """Find the assignments whose values can be computed where the State lies.
 
     Args:
         nodes: in order; alive: those that run.
     """
-    left, owners = list(alive), owners_of(nodes)
+    owners, makers = owners_of(nodes), dict[int, int]()
     uses, changes = defaultdict[Origin, list[int]](list), defaultdict[Origin, list[int]](list)
     for index, node in enumerate(nodes):
         if alive[index]:
@@ -44,18 +57,19 @@ def stored(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> tuple[list[bool]
         between = any(source.node <= use < index for use in uses[state])
         later = min((each for each in changes[state] if each > index), default=len(nodes))
         if not between and max(uses[value]) < later:
-            left[index], owners[value] = False, state
+            owners[value], makers[index] = state, source.node
             uses[state] += uses[value]
-    return left, owners
+    return Stored(owners, makers)
 
 
 def _alike(nodes: Sequence[PlanNode], node: PlanNode) -> bool:
     """Whether what is assigned is all of a value that is not kept, and lies as the State does."""
-    source, state = node.inputs[1], node.form.outputs[0]
-    made, seen = nodes[source.node].form.outputs[source.index], node.form.inputs[1]
-    kept = nodes[source.node].wanted[source.index]
-    fits = made.size == state.size > 0 and made.storage_bytes <= state.storage_bytes
-    return fits and not kept and _lie(seen) == _lie(state)
+    source, state, seen = node.inputs[1], node.form.outputs[0], node.form.inputs[1]
+    maker = nodes[source.node]
+    result = maker.form.outputs[source.index]
+    fits = result.size == state.size > 0 and result.storage_bytes <= state.storage_bytes
+    whole = maker.op.fills and not maker.wanted[source.index]
+    return fits and whole and _lie(seen) == _lie(state)
 
 
 def _lie(spec: Spec) -> list[tuple[int, int]]:

@@ -86,7 +86,8 @@ def op_of(kernel: Kernel) -> UserOp:
         return Lowered((call,))
 
     name = f"kernel:{kernel.name}:{next(_names)}"
-    return UserOp(name, rule, None, lower, attrs=LaunchAttrs, mutates=mutates, kernel=kernel)
+    return UserOp(name, rule, None, lower, attrs=LaunchAttrs, mutates=mutates, fills=False,
+                  kernel=kernel)  # fmt: skip
 
 
 def _padded(specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
