@@ -103,14 +103,20 @@ class SimulationError(CentellaError):
 
 
 class MissingExtraError(CentellaError, ImportError):
-    """An optional package is missing; the text has the pip line that installs it."""
+    """An optional package is missing; the text has the pip line that installs it.
 
-    def __init__(self, package: str, extra: str) -> None:
+    Args:
+        package: its name; extra: the extra that brings it; needed: what the text says before that.
+    """
+
+    def __init__(self, package: str, extra: str, needed: str = "") -> None:
         self.package = package
         self.extra = extra
+        self.needed = needed
         super().__init__(
-            f"{package!r} is not installed; install it with: pip install 'centella[{extra}]'"
+            f"{needed}{package!r} is not installed; install it with: "
+            f"pip install 'centella[{extra}]'"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MissingExtraError, (self.package, self.extra)
+        return MissingExtraError, (self.package, self.extra, self.needed)

@@ -214,7 +214,7 @@ def test_the_finalizer_only_appends_to_a_queue(device: ct.Device) -> None:
     where = own(device)
     kept = [ct.empty(1 << 12, device=where)]
     where.pool.drain()
-    live = where.memory.live
+    live = where.pool.live
     assert live
 
     def let_go() -> int:
@@ -223,9 +223,9 @@ def test_the_finalizer_only_appends_to_a_queue(device: ct.Device) -> None:
 
     with where.lock, where.pool._lock:
         assert elsewhere(let_go) == 1
-    assert where.memory.live == live
+    assert where.pool.live == live
     again = ct.empty(1 << 12, device=where)
-    assert where.memory.live == live
+    assert where.pool.live == live
     assert not where.pool._returned
     del again
 
@@ -507,7 +507,7 @@ SHOWN = {
     "architecture.another_threads_recording_is_run_under_the_lock",
     "So a pending tensor can be passed": "device.a_value_outlives_the_thread_that_recorded_it "
     "batch.one_thread_records_while_another_flushes",
-    "Threads that need the same program": "contracts.each_program_is_compiled_once_whatever_the_threads "
+    "A thread that needs a program": "contracts.each_program_is_compiled_once_whatever_the_threads "
     "contracts.a_cache_compiles_once_for_threads_that_ask_together",
     "Ledger, current batch, current stream": "architecture.scopes_are_not_those_of_another_thread "
     "cuda.scopes_of_tasks_do_not_mix cuda.what_other_threads_submitted_comes_before "

@@ -66,7 +66,7 @@ def test_dtypes_that_are_none(dtype: str) -> None:
 @pytest.mark.parametrize("path", [None, 3, ["minilm"]])
 def test_what_is_no_path(path: Any) -> None:
     with pytest.raises(
-        TypeError, match=f"load: expected a model folder.*, got {type(path).__name__}"
+        DTypeError, match=f"load: expected a model folder.*, got {type(path).__name__}"
     ):
         load(path, device="cpu")
 

@@ -262,7 +262,8 @@ def expr_of(tracer: Recorder, value: Value, type_: str) -> Expr:
     """`value` as an Expr of `type_`, or a TraceError naming both types."""
     expr = adapt(tracer, value, type_)
     if expr.type != type_:
-        raise TraceError(f"expected a {type_} value, got {expr.type}")
+        hint = f"; lang.cast(x, ct.{type_}) converts it" if type_ != "bool" else ""
+        raise TraceError(f"expected a {type_} value, got {expr.type}{hint}")
     return expr
 
 

@@ -72,7 +72,7 @@ class Linear(_Weighted):
         """f(norm(x) W^T + b) + residual: x [..., in_features] to [..., out_features].
 
         Args:
-            norm: of x, in the product's launch where x has one or two rows.
+            norm: of x, in the product's launch where x has few rows.
         """
         if norm is None:
             return functional.linear(

@@ -1,7 +1,8 @@
 """The operations: one file an op or a small family, each in one order.
 
 Formula, shape rule, NumPy formula, kernel(s), choice. A file loads when one of its ops is first
-asked for, but the element-wise ones: the public functions are made of their table.
+asked for, or another file needs something of it. The element-wise ones load at once: the public
+functions are made of their table.
 """
 
 from centella.op.op import register_later

@@ -294,7 +294,11 @@ class Value(Struct, eq=False, weakref=True):
             cell.current  # noqa: B018  # a replay may have changed it since somebody looked
         if self.stale is not None:
             what, site, result = self.stale
-            keep = "keep a result by .copy()" if result else "take .value again"
+            keep = (
+                "keep a result by .copy(); of several threads each calls .fetch"
+                if result
+                else "take .value again"
+            )
             raise ContractError(
                 f"{what}: a stale version (of {line_of(self.site)}); it was changed at "
                 f"{line_of(site)}: {keep}"

@@ -108,6 +108,7 @@ class Device:
         with self.lock, self.executor.border:
             free, total = (self.backend.memory() if not self.lost else None) or (None, None)
             pool = self.pool
+            pool.drain()
             return Memory(pool.live, pool.held, pool.peak, pool.budget, free, total)
 
     def reset_peak(self) -> None:
@@ -124,7 +125,10 @@ class Device:
         self.executor.synchronize()
 
     def describe(self) -> dict[str, Any]:
-        """Name, driver and limits, as `centella info` prints them."""
+        """Name, driver and limits, as `centella info` prints them.
+
+        On WebGPU `type` is "DiscreteGPU", "IntegratedGPU" or "CPU", which is a software adapter.
+        """
         return self.backend.describe()
 
     def native_of(self, value: Value) -> Any:

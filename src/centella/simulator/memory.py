@@ -43,8 +43,8 @@ def _hint(machine: Machine, region: Region) -> str:
         return ""
     size = region.size * dtypes[region.name].per_word
     return (
-        f"; {region.name} has room for {size} elements of {dtypes[region.name].name}: guard the "
-        f"access, as in `with lang.if_(i < {size}):`"
+        f"; {region.name} has room for {size} elements of {dtypes[region.name].name}, padding "
+        f"included: guard the access by how many it has, as in `with lang.if_(i < n):`"
     )
 
 

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from centella.errors import MissingExtraError, WeightsError
+from centella.errors import DTypeError, MissingExtraError, WeightsError
 from centella.weights.model_files import is_file, kind, read_json, read_json_as, show
 from centella.weights.repositories import repositories_like
 
@@ -61,11 +61,11 @@ def find_folder(path: str | PathLike[str]) -> Path:
 
     Raises:
         WeightsError: there is none.
-        TypeError: not a path.
+        DTypeError: not a path.
         MissingExtraError: a repository, and huggingface_hub is not installed.
     """
     if not isinstance(path, (str, PathLike)):
-        raise TypeError(
+        raise DTypeError(
             f"load: expected a model folder, a .gguf file, a repository (owner/name) or 'minilm', "
             f"got {type(path).__name__}"
         )
@@ -135,7 +135,8 @@ def _download(repository: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise MissingExtraError("huggingface_hub", "models") from error
+        needed = f"{repository}: no such folder; to read it as a repository of huggingface.co: "
+        raise MissingExtraError("huggingface_hub", "models", needed) from error
     try:
         folder = Path(snapshot_download(repository, allow_patterns=list(FILES)))
         if not any(folder.glob("*.safetensors")):
@@ -144,7 +145,8 @@ def _download(repository: str) -> Path:
     except Exception as error:  # of requests, of the hub, of the disk: many unrelated classes
         raise WeightsError(
             f"{repository}: no such folder, and as a repository (owner/name) of huggingface.co: "
-            f"{' '.join(str(error).split())}"  # of several lines, of which the last says what to do
+            # Of several lines, of which the last says what to do.
+            f"{' '.join(str(error).split()).removeprefix('Got: ')}"
         ) from error
 
 

@@ -42,6 +42,7 @@ from centella.backends.webgpu.warm import Warm
 from centella.emit.program import HostProgram, Program
 from centella.errors import CompileError, DeviceError, DeviceLostError, LimitError, OutOfMemoryError
 from centella.host.interrupts import uninterrupted
+from centella.host.log import logger
 from centella.ledger.counts import count
 from centella.specs import Caps
 
@@ -62,6 +63,8 @@ class WebGpuBackend(Backend):
         self.adapter: Any = adapter
         self.name: str = f"webgpu:{adapter.info['device']}"
         self.software: bool = is_software(adapter)
+        if self.software:
+            logger("device").info("%s is a software adapter: the CPU is faster", self.name)
         self.pace: Pace | None = None if self.software else Pace(adapter.info["adapter_type"])
         self.lock: threading.RLock = threading.RLock()
         self._owned = native is None
