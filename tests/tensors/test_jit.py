@@ -313,6 +313,35 @@ def test_an_exception_leaves_states_as_they_were(device: ct.Device) -> None:
     assert np.array_equal(state.numpy(), np.ones(3))
 
 
+@pytest.mark.parametrize("what", ["device", "copy", "replay"])
+def test_a_capture_that_is_refused_leaves_states_as_they_were(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    n = 1 << 16
+    elsewhere = ct.zeros(3, device=ct.device("cpu", cache=ct.PipelineCache()))
+    state = ct.State(np.ones(n, np.float32), device=device)
+    cache, row = ct.KVCache(1, 1, 4, 3, device=device), ct.zeros((1, 1, 1, 4), device=device)
+
+    def fn(t: ct.Tensor) -> ct.Tensor:
+        old = state.value[:: n // 4]
+        cache.append(row, row)
+        state.assign(t)
+        return {"device": elsewhere, "copy": old, "replay": t}[what]
+
+    def no_memory(*_: Any) -> None:
+        raise ct.OutOfMemoryError("no memory")
+
+    x = np.zeros(n, np.float32)
+    with monkeypatch.context() as patched, pytest.raises(ct.CentellaError):
+        if what == "replay":
+            patched.setattr("centella.tensors.jit.Replay", no_memory)
+        device.compile(fn, x)
+    assert np.array_equal(state.numpy(), np.ones(n)) and cache.lengths == (0,)
+    what = "replay"
+    device.compile(fn, x)(x + 2)
+    assert np.array_equal(state.numpy(), np.full(n, 2)) and cache.lengths == (1,)
+
+
 def test_empty_inputs_and_results(device: ct.Device) -> None:
     fn = device.compile(lambda t: t * 2, np.zeros((0, 4), np.float32))
     assert fn(np.zeros((0, 4), np.float32)).numpy().shape == (0, 4)

@@ -77,7 +77,21 @@ class Compiled(Generic[R]):
             for i, spec in enumerate(example.specs)
         ]
         tensors = [Tensor(value, value.spec) for value in inputs]
-        result = self._capture(fn, example.filled(tensors), recording)
+        try:
+            result = self._capture(fn, example.filled(tensors), recording)
+            self._keep(result, recording, inputs)
+        except BaseException:
+            recording.fail(f"capturing {self.name} failed")
+            raise
+
+    @interruptible
+    def _capture(self, fn: Callable[..., R], arguments: Any, recording: Recording) -> R:
+        args, kwargs = arguments
+        with recording:
+            return fn(*args, **kwargs)
+
+    def _keep(self, result: R, recording: Recording, inputs: list[Value]) -> None:
+        """Make a replay of what was recorded, with the tensors of `result` as its outputs."""
         outputs: list[Tensor] = []
         self._shape = flatten(result, outputs, (Tensor,))
         if not outputs and recording.empty:
@@ -97,16 +111,6 @@ class Compiled(Generic[R]):
             self.device.executor, recording, inputs, [t._value for t in outputs],
             [bytes_of(t._value, t.spec, t._offset) for t in outputs if t.size], self.name,
         )  # fmt: skip
-
-    @interruptible
-    def _capture(self, fn: Callable[..., R], arguments: Any, recording: Recording) -> R:
-        args, kwargs = arguments
-        try:
-            with recording:
-                return fn(*args, **kwargs)
-        except BaseException:
-            recording.fail(f"capturing {self.name} failed")
-            raise
 
     def __repr__(self) -> str:
         return f"<Compiled {self.name} on {self.device.name}, {self._replay.launches} launches>"
