@@ -192,6 +192,21 @@ def test_a_captured_function_may_call_another(device: ct.Device) -> None:
     assert inner.signatures == 0
 
 
+def test_a_fetch_inside_a_capture_is_refused_and_captures_nothing(device: ct.Device) -> None:
+    x, runs = np.arange(3, dtype=np.float32), []
+
+    def double(x: ct.Tensor) -> ct.Tensor:
+        runs.append(1)
+        return x * 2
+
+    inner = ct.jit(double, device=device)
+    for fetch in (inner.fetch, device.compile(double, x).fetch):
+        runs.clear()
+        with pytest.raises(ct.ContractError, match=r"^double: read while a function is captured"):
+            device.compile(lambda t, fetch=fetch: t + fetch(x).result(), x)
+        assert inner.signatures == len(runs) == 0
+
+
 def test_constants_made_inside_are_captured(device: ct.Device) -> None:
     table = np.arange(3, dtype=np.float32)
 

@@ -159,7 +159,9 @@ class Compiled(Generic[R]):
             ContractError: the arguments have another signature, or a function is being captured.
             TransferForbidden: inside `ct.forbid("transfer")`, before anything is run.
         """
-        return self._fetch(self._checked(args, kwargs))
+        call = self._checked(args, kwargs)
+        call.check_readable(self.name)
+        return self._fetch(call)
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         call = CallArguments(self.name, self.device, args, kwargs)
@@ -183,8 +185,6 @@ class Compiled(Generic[R]):
         return fill(self._shape, outputs)  # type: ignore[no-any-return]  # as fn returned it
 
     def _fetch(self, call: CallArguments) -> Pending[Any]:
-        if call.capturing:
-            raise ContractError(f"{self.name}: read while a function is captured; return it")
         ticket = self._replay.fetch(self._data_of(call), call_site())
 
         def finish() -> Any:
@@ -257,6 +257,7 @@ class Jitted(Generic[P, R]):
     def fetch(self, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Replay and bring the outputs to the host, in one submission: see `Compiled.fetch`."""
         call = CallArguments(self._name, self._device, args, kwargs)
+        call.check_readable(self._name)
         return self._compiled(call, args, kwargs)._fetch(call)
 
     @uninterrupted
