@@ -108,8 +108,41 @@ def test_out_keeps_a_copy_in_a_state(device: ct.Device) -> None:
     fn(a, out=state)
     fn(a * 0)
     assert np.allclose(state.numpy(), expected(a), atol=1e-5)
-    with pytest.raises(ct.ShapeError, match="expected 1 States for out=, got 2"):
-        fn(a, out=[state, state])
+
+
+def test_an_out_that_does_not_fit_is_refused_before_anything_runs(device: ct.Device) -> None:
+    total = ct.State(np.zeros(3, np.float32), device=device)
+
+    def add(x: ct.Tensor) -> tuple[ct.Tensor, ct.Tensor]:
+        total.assign(total.value + x)
+        return x * 2, x[:2] * 3
+
+    fn = device.compile(add, np.ones(3, np.float32))
+    first, _ = fn(np.ones(3, np.float32))
+
+    def state(*shape: int, dtype: str = "f32", where: ct.Device = device) -> ct.State:
+        return ct.State(np.ones(shape, np.float32), dtype, where)
+
+    three, other = state(3), ct.device("cpu", cache=ct.PipelineCache())
+    mistakes: tuple[tuple[type[Exception], str, Any], ...] = (
+        (ct.ShapeError, "expected 2 States for out=, got 1", three),
+        (ct.ShapeError, "expected 2 States for out=, got 1", ct.zeros(3, device=device)),
+        (ct.ShapeError, "expected 2 States for out=, got 3", [three, state(2), state(2)]),
+        (ct.DTypeError, "expected a State as out, got Tensor", [three, ct.zeros(2, device=device)]),
+        (ct.DTypeError, "expected a State as out, got NoneType", [None, state(2)]),
+        (ct.ShapeError, r"expected out \[2\], got \[4, 2\]", (three, state(4, 2))),
+        (ct.DTypeError, "expected out of f32, got f16", (three, state(2, dtype="f16"))),
+        (ct.DeviceError, "expected out on .*, got one on cpu", (three, state(2, where=other))),
+    )
+    for error, text, out in mistakes:
+        with pytest.raises(error, match=f"^add: {text}"), ct.ledger() as led:
+            fn(np.ones(3, np.float32), out=out)
+        led.expect(submissions=0, uploads=0)
+    assert np.array_equal(first.numpy(), np.full(3, 2))
+    assert np.array_equal(total.numpy(), three.numpy())
+    two = state(2)
+    fn(np.ones(3, np.float32), out=[three, two])
+    assert np.array_equal(three.numpy(), [2, 2, 2]) and np.array_equal(two.numpy(), [3, 3])
 
 
 def test_states_change_with_every_replay(device: ct.Device) -> None:

@@ -35,7 +35,7 @@ from centella.runtime.pending import Pending
 from centella.runtime.readback import bytes_of, decode, sparse
 from centella.runtime.replay import Replay
 from centella.tensors.signature import CallArguments, fill, flatten
-from centella.tensors.state import State
+from centella.tensors.state import State, checked_out
 from centella.tensors.tensor import Tensor
 
 P = ParamSpec("P")
@@ -141,6 +141,8 @@ class Compiled(Generic[R]):
 
         Raises:
             ContractError: the arguments have another signature.
+            ShapeError, DTypeError, DeviceError: `out` has other States than one for each output, of
+                its shape, dtype and device; nothing was run.
         """
         return self._run(self._checked(args, kwargs), out)
 
@@ -170,19 +172,25 @@ class Compiled(Generic[R]):
         return call
 
     def _run(self, call: CallArguments, out: State | Sequence[State] | None = None) -> R:
+        states = [] if out is None else self._checked_out(out)
         values = self._replay.run(self._data_of(call), call_site())
         outputs = [
             Tensor(v, spec, offset) for v, (spec, offset) in zip(values, self._views, strict=True)
         ]
-        if out is not None:
-            states = [out] if isinstance(out, State) else list(out)
-            if len(states) != len(outputs):
-                raise ShapeError(
-                    f"{self.name}: expected {len(outputs)} States for out=, got {len(states)}"
-                )
-            for state, tensor in zip(states, outputs, strict=True):
-                state.assign(tensor)
+        for state, tensor in zip(states, outputs, strict=False):
+            state.assign(tensor)
         return fill(self._shape, outputs)  # type: ignore[no-any-return]  # as fn returned it
+
+    def _checked_out(self, out: State | Sequence[State]) -> list[State]:
+        states = out if isinstance(out, Sequence) else [out]
+        if len(states) != len(self._views):
+            raise ShapeError(
+                f"{self.name}: expected {len(self._views)} States for out=, got {len(states)}"
+            )
+        return [
+            checked_out(self.name, state, spec, self.device)
+            for state, (spec, _) in zip(states, self._views, strict=True)
+        ]
 
     def _fetch(self, call: CallArguments) -> Pending[Any]:
         ticket = self._replay.fetch(self._data_of(call), call_site())
