@@ -167,6 +167,21 @@ def test_states_change_with_every_replay(device: ct.Device) -> None:
         fn(np.ones(4, np.float32))
 
 
+def test_a_value_that_is_returned_is_valid_until_its_state_changes(device: ct.Device) -> None:
+    total, x = ct.State(np.zeros(3, np.float32), device=device), np.ones(3, np.float32)
+
+    def add(x: ct.Tensor, *, out: ct.Tensor) -> ct.Tensor:
+        total.assign(total.value + x * out)
+        return total.value
+
+    fn = ct.jit(add, device=device)
+    value = fn(x, out=x * 2)
+    assert np.array_equal(value.numpy(), x * 2)
+    total.assign(5)
+    with pytest.raises(ct.ContractError, match="a stale version"):
+        value.numpy()
+
+
 def test_nested_arguments_and_results(device: ct.Device) -> None:
     @ct.jit(device=device)
     def fn(pair: tuple[Any, Any], *, named: dict[str, Any], scale: float) -> dict[str, Any]:

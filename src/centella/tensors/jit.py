@@ -137,7 +137,8 @@ class Compiled(Generic[R]):
             args, kwargs: as captured; tensors are copied on the device, arrays are uploaded in
                 one write.
             out: States that get copies of the outputs, in order; else the outputs are valid until
-                the next call, and `.copy()` keeps one.
+                the next call, and `.copy()` keeps one. A parameter of the function that has this
+                name is given by position.
 
         Raises:
             ContractError: the arguments have another signature.
@@ -335,8 +336,10 @@ def jit(
         maxsize: captures to keep, as `functools.lru_cache` does; None: one of every signature.
 
     Returns:
-        The function; outputs of a call are valid until its next call of the same signature. Its
-        `fetch(...)` gives arrays on the host instead, in the replay's own submission.
+        The function; outputs of a call are valid until its next call of the same signature, a
+        State's `value` that it returns until that State next changes. Its `fetch(...)` gives arrays
+        on the host instead, in the replay's own submission. All keywords of a call are the
+        function's: only what `device.compile` returns has an `out=` of its own.
 
     Raises:
         ShapeError: a maxsize below 1; TypeError: fn is no function.
