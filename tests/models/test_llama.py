@@ -334,6 +334,17 @@ def test_longrope_by_length() -> None:
         Rope({**values, "long_factor": [1.0]}, 8, 128, "here").tables(100)
 
 
+def test_a_past_takes_the_name_of_a_device() -> None:
+    """mypy reads this test, too."""
+    model, ids = model_of("llama", ct.device("cpu")), ct.zeros((1, 3), "i32", "cpu")
+    wanted = model(ids).numpy()
+    for past in (model.past(1, 8, "cpu"), model.past(1, 8, device=ct.device("cpu"))):
+        assert past.cache.device is ct.device("cpu")
+        np.testing.assert_array_equal(model(ids, past).numpy(), wanted)
+    with pytest.raises(ct.DeviceError):
+        model.past(1, 8, "")
+
+
 def test_bad_calls(tmp_path: Path) -> None:
     model = model_of("qwen3", ct.device("cpu"))
     with pytest.raises(ShapeError, match=r"expected ids \[batch, tokens\], got \[3\]"):

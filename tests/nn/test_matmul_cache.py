@@ -303,5 +303,10 @@ def test_mistakes(device: ct.Device) -> None:
         cache.matmul("f32", x, wrong)
     with pytest.raises(ct.ShapeError, match=r"expected out \[2, 37\], got \[5, 2, 37\]"):
         cache.matmul("f32", x, ct.State.empty((5, 2, OUT), device=device))
-    with pytest.raises(ct.DTypeError, match="assign: expected f16, got f32"):
-        cache.matmul("f32", x, ct.State.empty((2, OUT), "f16", device))
+    out = ct.State(np.ones((2, OUT), np.float16), device=device)
+    with pytest.raises(ct.DTypeError, match="MatmulCache: expected out of f32, got f16"):
+        cache.matmul("f32", x, out)
+    other = ct.device("cpu", cache=ct.PipelineCache())
+    with pytest.raises(ct.DeviceError, match=r"MatmulCache: expected out on .*, got one on cpu"):
+        cache.matmul("f32", x, ct.State.empty((2, OUT), device=other))
+    assert np.array_equal(out.numpy(), np.ones((2, OUT)))

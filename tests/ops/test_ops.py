@@ -359,6 +359,7 @@ FUNCTIONS = {
         "np.take_along_axis(x, np.argsort(n, 0, kind='stable'), 0)",
     "f.scatter(x[0], f.argsort(n[0], 1), x[1], axis=1, reduce='max')":
         "np.maximum(x[0], _by_rank(x[1], n[0]))",
+    "f.scatter(x[0], f.argsort(n[0], -1), x[1], -1)": "_by_rank(x[1], n[0])",
     "f.softmax(x, 0)": "_softmax(x, 0)",
     "f.log_softmax(x, 1)": "np.log(_softmax(x, 1))",
     "f.l2_normalize(x, axis=0)": "x / np.sqrt((x * x).sum(0, keepdims=True))",

@@ -108,8 +108,41 @@ def test_out_keeps_a_copy_in_a_state(device: ct.Device) -> None:
     fn(a, out=state)
     fn(a * 0)
     assert np.allclose(state.numpy(), expected(a), atol=1e-5)
-    with pytest.raises(ct.ShapeError, match="expected 1 States for out=, got 2"):
-        fn(a, out=[state, state])
+
+
+def test_an_out_that_does_not_fit_is_refused_before_anything_runs(device: ct.Device) -> None:
+    total = ct.State(np.zeros(3, np.float32), device=device)
+
+    def add(x: ct.Tensor) -> tuple[ct.Tensor, ct.Tensor]:
+        total.assign(total.value + x)
+        return x * 2, x[:2] * 3
+
+    fn = device.compile(add, np.ones(3, np.float32))
+    first, _ = fn(np.ones(3, np.float32))
+
+    def state(*shape: int, dtype: str = "f32", where: ct.Device = device) -> ct.State:
+        return ct.State(np.ones(shape, np.float32), dtype, where)
+
+    three, other = state(3), ct.device("cpu", cache=ct.PipelineCache())
+    mistakes: tuple[tuple[type[Exception], str, Any], ...] = (
+        (ct.ShapeError, "expected 2 States for out=, got 1", three),
+        (ct.ShapeError, "expected 2 States for out=, got 1", ct.zeros(3, device=device)),
+        (ct.ShapeError, "expected 2 States for out=, got 3", [three, state(2), state(2)]),
+        (ct.DTypeError, "expected a State as out, got Tensor", [three, ct.zeros(2, device=device)]),
+        (ct.DTypeError, "expected a State as out, got NoneType", [None, state(2)]),
+        (ct.ShapeError, r"expected out \[2\], got \[4, 2\]", (three, state(4, 2))),
+        (ct.DTypeError, "expected out of f32, got f16", (three, state(2, dtype="f16"))),
+        (ct.DeviceError, "expected out on .*, got one on cpu", (three, state(2, where=other))),
+    )
+    for error, text, out in mistakes:
+        with pytest.raises(error, match=f"^add: {text}"), ct.ledger() as led:
+            fn(np.ones(3, np.float32), out=out)
+        led.expect(submissions=0, uploads=0)
+    assert np.array_equal(first.numpy(), np.full(3, 2))
+    assert np.array_equal(total.numpy(), three.numpy())
+    two = state(2)
+    fn(np.ones(3, np.float32), out=[three, two])
+    assert np.array_equal(three.numpy(), [2, 2, 2]) and np.array_equal(two.numpy(), [3, 3])
 
 
 def test_states_change_with_every_replay(device: ct.Device) -> None:
@@ -132,6 +165,21 @@ def test_states_change_with_every_replay(device: ct.Device) -> None:
     with device.batch(), pytest.raises(ct.ContractError, match="not been executed changes"):
         total.assign(3)
         fn(np.ones(4, np.float32))
+
+
+def test_a_value_that_is_returned_is_valid_until_its_state_changes(device: ct.Device) -> None:
+    total, x = ct.State(np.zeros(3, np.float32), device=device), np.ones(3, np.float32)
+
+    def add(x: ct.Tensor, *, out: ct.Tensor) -> ct.Tensor:
+        total.assign(total.value + x * out)
+        return total.value
+
+    fn = ct.jit(add, device=device)
+    value = fn(x, out=x * 2)
+    assert np.array_equal(value.numpy(), x * 2)
+    total.assign(5)
+    with pytest.raises(ct.ContractError, match="a stale version"):
+        value.numpy()
 
 
 def test_nested_arguments_and_results(device: ct.Device) -> None:
@@ -190,6 +238,21 @@ def test_a_captured_function_may_call_another(device: ct.Device) -> None:
     x = ct.asarray(np.arange(3, dtype=np.float32), device=device)
     assert np.array_equal(outer(x).numpy(), np.arange(3) * 2 + 1)
     assert inner.signatures == 0
+
+
+def test_a_fetch_inside_a_capture_is_refused_and_captures_nothing(device: ct.Device) -> None:
+    x, runs = np.arange(3, dtype=np.float32), []
+
+    def double(x: ct.Tensor) -> ct.Tensor:
+        runs.append(1)
+        return x * 2
+
+    inner = ct.jit(double, device=device)
+    for fetch in (inner.fetch, device.compile(double, x).fetch):
+        runs.clear()
+        with pytest.raises(ct.ContractError, match=r"^double: read while a function is captured"):
+            device.compile(lambda t, fetch=fetch: t + fetch(x).result(), x)
+        assert inner.signatures == len(runs) == 0
 
 
 def test_constants_made_inside_are_captured(device: ct.Device) -> None:
@@ -311,6 +374,35 @@ def test_an_exception_leaves_states_as_they_were(device: ct.Device) -> None:
     with pytest.raises(ZeroDivisionError):
         device.compile(fails, np.zeros(3, np.float32))
     assert np.array_equal(state.numpy(), np.ones(3))
+
+
+@pytest.mark.parametrize("what", ["device", "copy", "replay"])
+def test_a_capture_that_is_refused_leaves_states_as_they_were(
+    device: ct.Device, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    n = 1 << 16
+    elsewhere = ct.zeros(3, device=ct.device("cpu", cache=ct.PipelineCache()))
+    state = ct.State(np.ones(n, np.float32), device=device)
+    cache, row = ct.KVCache(1, 1, 4, 3, device=device), ct.zeros((1, 1, 1, 4), device=device)
+
+    def fn(t: ct.Tensor) -> ct.Tensor:
+        old = state.value[:: n // 4]
+        cache.append(row, row)
+        state.assign(t)
+        return {"device": elsewhere, "copy": old, "replay": t}[what]
+
+    def no_memory(*_: Any) -> None:
+        raise ct.OutOfMemoryError("no memory")
+
+    x = np.zeros(n, np.float32)
+    with monkeypatch.context() as patched, pytest.raises(ct.CentellaError):
+        if what == "replay":
+            patched.setattr("centella.tensors.jit.Replay", no_memory)
+        device.compile(fn, x)
+    assert np.array_equal(state.numpy(), np.ones(n)) and cache.lengths == (0,)
+    what = "replay"
+    device.compile(fn, x)(x + 2)
+    assert np.array_equal(state.numpy(), np.full(n, 2)) and cache.lengths == (1,)
 
 
 def test_empty_inputs_and_results(device: ct.Device) -> None:

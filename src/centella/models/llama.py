@@ -25,6 +25,7 @@ from centella.nn.attention import join_heads
 from centella.nn.kv_cache import KVCache
 from centella.nn.past import Cache, Past, Tables
 from centella.runtime.device import Device
+from centella.runtime.device import device as open_device
 from centella.tensors.arguments import check_tensors
 from centella.tensors.creation import asarray, full
 from centella.tensors.functional import (
@@ -168,7 +169,7 @@ class LlamaModel(Module):
         return name.removeprefix("model.")
 
     def past(
-        self, batch: int, capacity: int, device: Device | None = None, *,
+        self, batch: int, capacity: int, device: str | Device | None = None, *,
         dtype: DType | None = None,
     ) -> Past[KVCache]:  # fmt: skip
         """An empty past for `batch` sequences of up to `capacity` tokens.
@@ -176,12 +177,13 @@ class LlamaModel(Module):
         Where rotary frequencies depend on the length of a text, they are those of `capacity`.
 
         Args:
+            device: where it is; default: the model's.
             dtype: storage of keys and values: that of activations, or i8.
 
         Raises:
             ShapeError: a capacity above `max_position_embeddings`.
         """
-        c, where_to = self.config, device or self.device
+        c, where_to = self.config, self.device if device is None else open_device(device)
         most = c.max_position_embeddings
         if capacity > most:
             raise ShapeError(

@@ -70,7 +70,7 @@ def fill(
     dtypes = _Dtypes(dtype, vector_dtype, quantize, origin)
     ready = [(w, *dtypes.ready(w, stored)) for w in wanted]
     where = open_device(device)
-    rooms = [_weight(w, parts, kind, where) for w, parts, kind in ready]
+    rooms = [_weight(w, parts, kind) for w, parts, kind in ready]
     check_room([w for w in rooms if w is not None], where, quantize, origin)
     sizes = [0 if w is None else w.sent(where) for w in rooms]
     weights: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
@@ -185,7 +185,7 @@ class _Dtypes(Struct, frozen=True):
             )
 
 
-def _weight(w: _Wanted, parts: list[Part], kind: DType, device: Device) -> Weight | None:
+def _weight(w: _Wanted, parts: list[Part], kind: DType) -> Weight | None:
     """What a parameter needs of a device; None: it is there."""
     if any(isinstance(part, Tensor) for part, _ in parts):
         return None

@@ -28,7 +28,7 @@ from centella.tensors.creation import asarray
 from centella.tensors.functional import linear
 from centella.tensors.jit import Jitted
 from centella.tensors.qtensor import QTensor, host_planes
-from centella.tensors.state import State
+from centella.tensors.state import State, checked_out
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -244,6 +244,7 @@ class MatmulCache:
         Raises:
             WeightsError: no weight of that name; names those there are.
             ShapeError, DTypeError: as `ct.linear`; an `out` of another shape or dtype.
+            DeviceError: an operand or `out` on another device.
         """
         weight = self._find(name)
         operands = [_data(x), _data(bias), _data(residual)]
@@ -252,7 +253,7 @@ class MatmulCache:
             return replayed
         y = weight.product(*map(self._resident, operands), activation, alpha)
         if out is not None:
-            _assign(out, y)
+            checked_out("MatmulCache", out, y.spec, self.device).assign(y)
             return out
         return y if isinstance(x, Tensor) else y.numpy()
 
@@ -272,12 +273,3 @@ def _data(value: Any) -> Tensor | Array | None:
     if value is None or isinstance(value, (np.ndarray, Tensor)):
         return value
     return from_host_array("MatmulCache", value, None)[0]
-
-
-def _assign(out: Any, y: Tensor) -> None:
-    """Put a product into a State that has its shape; `assign` itself would broadcast."""
-    if not isinstance(out, State):
-        raise DTypeError(f"MatmulCache: expected a State as out, got {type(out).__name__}")
-    if out.shape != y.shape:
-        raise ShapeError(f"MatmulCache: expected out {list(y.shape)}, got {list(out.shape)}")
-    out.assign(y)

@@ -144,7 +144,7 @@ def lower(form: Form[SortAttrs], caps: Caps) -> Lowered:
     """One launch, and for rows of several blocks one for each doubling."""
     x, y = rows_of(form.inputs[0]), rows_of(form.outputs[0])
     rows, columns = x.shape
-    size = _size(columns, rows, caps)
+    size = _size(columns, caps)
     span = min(power_above(max(columns, 2)), size)
     parts = -(-columns // span)
     threads = min(THREADS, caps.max_workgroup, size // 2)
@@ -170,7 +170,7 @@ def lower(form: Form[SortAttrs], caps: Caps) -> Lowered:
     return Lowered(tuple(calls), (between,) * (4 if len(calls) > 2 else 2))
 
 
-def _size(columns: int, rows: int, caps: Caps) -> int:
+def _size(columns: int, caps: Caps) -> int:
     """Elements of a block: a row, if shared memory has room for it, or as much as there is for."""
     room = min(MOST, power_above(caps.max_shared // PAIR + 1) // 2)
     return max(min(power_above(max(columns, 2)), room), min(LEAST, room))

@@ -35,7 +35,7 @@ from centella.runtime.pending import Pending
 from centella.runtime.readback import bytes_of, decode, sparse
 from centella.runtime.replay import Replay
 from centella.tensors.signature import CallArguments, fill, flatten
-from centella.tensors.state import State
+from centella.tensors.state import State, checked_out
 from centella.tensors.tensor import Tensor
 
 P = ParamSpec("P")
@@ -77,7 +77,21 @@ class Compiled(Generic[R]):
             for i, spec in enumerate(example.specs)
         ]
         tensors = [Tensor(value, value.spec) for value in inputs]
-        result = self._capture(fn, example.filled(tensors), recording)
+        try:
+            result = self._capture(fn, example.filled(tensors), recording)
+            self._keep(result, recording, inputs)
+        except BaseException:
+            recording.fail(f"capturing {self.name} failed")
+            raise
+
+    @interruptible
+    def _capture(self, fn: Callable[..., R], arguments: Any, recording: Recording) -> R:
+        args, kwargs = arguments
+        with recording:
+            return fn(*args, **kwargs)
+
+    def _keep(self, result: R, recording: Recording, inputs: list[Value]) -> None:
+        """Make a replay of what was recorded, with the tensors of `result` as its outputs."""
         outputs: list[Tensor] = []
         self._shape = flatten(result, outputs, (Tensor,))
         if not outputs and recording.empty:
@@ -97,16 +111,6 @@ class Compiled(Generic[R]):
             self.device.executor, recording, inputs, [t._value for t in outputs],
             [bytes_of(t._value, t.spec, t._offset) for t in outputs if t.size], self.name,
         )  # fmt: skip
-
-    @interruptible
-    def _capture(self, fn: Callable[..., R], arguments: Any, recording: Recording) -> R:
-        args, kwargs = arguments
-        try:
-            with recording:
-                return fn(*args, **kwargs)
-        except BaseException:
-            recording.fail(f"capturing {self.name} failed")
-            raise
 
     def __repr__(self) -> str:
         return f"<Compiled {self.name} on {self.device.name}, {self._replay.launches} launches>"
@@ -133,10 +137,13 @@ class Compiled(Generic[R]):
             args, kwargs: as captured; tensors are copied on the device, arrays are uploaded in
                 one write.
             out: States that get copies of the outputs, in order; else the outputs are valid until
-                the next call, and `.copy()` keeps one.
+                the next call, and `.copy()` keeps one. A parameter of the function that has this
+                name is given by position.
 
         Raises:
             ContractError: the arguments have another signature.
+            ShapeError, DTypeError, DeviceError: `out` has other States than one for each output, of
+                its shape, dtype and device; nothing was run.
         """
         return self._run(self._checked(args, kwargs), out)
 
@@ -155,7 +162,9 @@ class Compiled(Generic[R]):
             ContractError: the arguments have another signature, or a function is being captured.
             TransferForbidden: inside `ct.forbid("transfer")`, before anything is run.
         """
-        return self._fetch(self._checked(args, kwargs))
+        call = self._checked(args, kwargs)
+        call.check_readable(self.name)
+        return self._fetch(call)
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         call = CallArguments(self.name, self.device, args, kwargs)
@@ -164,23 +173,27 @@ class Compiled(Generic[R]):
         return call
 
     def _run(self, call: CallArguments, out: State | Sequence[State] | None = None) -> R:
+        states = [] if out is None else self._checked_out(out)
         values = self._replay.run(self._data_of(call), call_site())
         outputs = [
             Tensor(v, spec, offset) for v, (spec, offset) in zip(values, self._views, strict=True)
         ]
-        if out is not None:
-            states = [out] if isinstance(out, State) else list(out)
-            if len(states) != len(outputs):
-                raise ShapeError(
-                    f"{self.name}: expected {len(outputs)} States for out=, got {len(states)}"
-                )
-            for state, tensor in zip(states, outputs, strict=True):
-                state.assign(tensor)
+        for state, tensor in zip(states, outputs, strict=False):
+            state.assign(tensor)
         return fill(self._shape, outputs)  # type: ignore[no-any-return]  # as fn returned it
 
+    def _checked_out(self, out: State | Sequence[State]) -> list[State]:
+        states = out if isinstance(out, Sequence) else [out]
+        if len(states) != len(self._views):
+            raise ShapeError(
+                f"{self.name}: expected {len(self._views)} States for out=, got {len(states)}"
+            )
+        return [
+            checked_out(self.name, state, spec, self.device)
+            for state, (spec, _) in zip(states, self._views, strict=True)
+        ]
+
     def _fetch(self, call: CallArguments) -> Pending[Any]:
-        if call.capturing:
-            raise ContractError(f"{self.name}: read while a function is captured; return it")
         ticket = self._replay.fetch(self._data_of(call), call_site())
 
         def finish() -> Any:
@@ -253,6 +266,7 @@ class Jitted(Generic[P, R]):
     def fetch(self, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Replay and bring the outputs to the host, in one submission: see `Compiled.fetch`."""
         call = CallArguments(self._name, self._device, args, kwargs)
+        call.check_readable(self._name)
         return self._compiled(call, args, kwargs)._fetch(call)
 
     @uninterrupted
@@ -322,8 +336,10 @@ def jit(
         maxsize: captures to keep, as `functools.lru_cache` does; None: one of every signature.
 
     Returns:
-        The function; outputs of a call are valid until its next call of the same signature. Its
-        `fetch(...)` gives arrays on the host instead, in the replay's own submission.
+        The function; outputs of a call are valid until its next call of the same signature, a
+        State's `value` that it returns until that State next changes. Its `fetch(...)` gives arrays
+        on the host instead, in the replay's own submission. All keywords of a call are the
+        function's: only what `device.compile` returns has an `out=` of its own.
 
     Raises:
         ShapeError: a maxsize below 1; TypeError: fn is no function.

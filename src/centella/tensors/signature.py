@@ -13,7 +13,7 @@ import numpy as np
 
 from centella.dtypes import Array, from_host_array
 from centella.emit.program import exact
-from centella.errors import DeviceError, DTypeError
+from centella.errors import ContractError, DeviceError, DTypeError
 from centella.record.recording import innermost
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
@@ -136,6 +136,15 @@ class CallArguments:
         """Whether a function is being captured on the device."""
         inside = innermost(self.device)
         return inside is not None and inside.host_updates is not None
+
+    def check_readable(self, name: str) -> None:
+        """Raise where results cannot be read.
+
+        Raises:
+            ContractError: a function is being captured on the device.
+        """
+        if self.capturing:
+            raise ContractError(f"{name}: read while a function is captured; return it")
 
     def __str__(self) -> str:
         said = ", ".join(f"{s.dtype.name} {list(s.shape)}" for s in self.specs)

@@ -13,7 +13,7 @@ import numpy as np
 
 from centella.backends.base import Array
 from centella.dtypes import DType, bf16, dtype_of, f32
-from centella.errors import DTypeError
+from centella.errors import DeviceError, DTypeError, ShapeError
 from centella.host.interrupts import uninterrupted
 from centella.op.op import get
 from centella.record.recording import innermost
@@ -155,6 +155,24 @@ class State(Described):
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _no_operand
         __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __pow__ = __neg__ = _no_operand
         __lt__ = __le__ = __gt__ = __ge__ = __len__ = __getitem__ = __setitem__ = _no_operand
+
+
+def checked_out(name: str, out: Any, spec: Spec, device: Device) -> State:
+    """What a caller gave as `out`, a State that such a tensor fills; `assign` would broadcast.
+
+    Raises:
+        DTypeError: it is no State, or has another dtype.
+        ShapeError, DeviceError: it has another shape, or is on another device.
+    """
+    if not isinstance(out, State):
+        raise DTypeError(f"{name}: expected a State as out, got {type(out).__name__}")
+    if out.shape != spec.shape:
+        raise ShapeError(f"{name}: expected out {list(spec.shape)}, got {list(out.shape)}")
+    if out.dtype is not spec.dtype:
+        raise DTypeError(f"{name}: expected out of {spec.dtype.name}, got {out.dtype.name}")
+    if out.device is not device:
+        raise DeviceError(f"{name}: expected out on {device.name}, got one on {out.device.name}")
+    return out
 
 
 def _cell(spec: Spec, device: Device, name: str) -> Cell:

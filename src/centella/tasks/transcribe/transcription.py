@@ -141,7 +141,7 @@ class _Work:
             step = window.frames
             if not self._options.thresholds.silent(attempt):
                 first_time = self._vocabulary.first_time
-                cuts = _all(attempt.tokens, first_time, window.frames)
+                cuts = _all(attempt.tokens, window.frames)
                 if timed:
                     cuts, step = cut(attempt.tokens, first_time, window.frames)
                     if self._recording.by_region and window.frames - step < REST:
@@ -165,8 +165,10 @@ class _Work:
             for row, (window, attempt) in enumerate(zip(group, attempts, strict=True)):
                 if row in texts:
                     timed = self._options.timestamps != "none"
-                    cuts = (cut_all if timed else _all)(
-                        attempt.tokens, self._vocabulary.first_time, window.frames
+                    cuts = (
+                        cut_all(attempt.tokens, self._vocabulary.first_time, window.frames)
+                        if timed
+                        else _all(attempt.tokens, window.frames)
                     )
                     cuts = self._with_text(cuts, window)
                     yield from self._told(window, attempt, cuts, next(aligned))
@@ -346,7 +348,7 @@ class _Work:
         return [i for i in ids if i < self._vocabulary.end]
 
 
-def _all(tokens: Sequence[int], first_time: int, frames: int) -> list[Cut]:
+def _all(tokens: Sequence[int], frames: int) -> list[Cut]:
     """A window's text as one segment, whatever times are in it."""
     return [Cut(0, -(-frames // FRAMES_A_STEP), tuple(tokens), 0)]
 

@@ -267,7 +267,7 @@ def take_along_axis(x: Tensor, indices: Tensor, axis: int = -1, **other: Never) 
 
 
 def scatter(
-    x: Tensor, indices: Tensor, values: Tensor, *, axis: int = 0,
+    x: Tensor, indices: Tensor, values: Tensor, axis: int = 0, *,
     reduce: Literal["set", "add", "mul", "max", "min"] = "set", **other: Never,
 ) -> Tensor:  # fmt: skip
     """x with values put in by their index along an axis: y[i] = values[j] where indices[j] = i.
