@@ -108,8 +108,8 @@ def test_scattered_rows_count_from_the_end(device: ct.Device) -> None:
     at = np.array([-1, -5, 2, -6, 5, -(2**31)], np.int32)
     wanted = x.copy()
     wanted[at[:3]] = values[:3]
-    tensors = [ct.asarray(a, device=device) for a in (x, at, values)]
-    np.testing.assert_array_equal(ct.scatter(*tensors).numpy(), wanted)
+    data, indices, rows = (ct.asarray(a, device=device) for a in (x, at, values))
+    np.testing.assert_array_equal(ct.scatter(data, indices, rows).numpy(), wanted)
 
 
 def test_heads_and_parts_are_views(device: ct.Device) -> None:

@@ -550,3 +550,14 @@ def test_what_a_jitted_function_is_shown_as() -> None:
     assert repr(step) == "<Jitted <lambda>, 0 captured>"
     step(ct.asarray([1.0], device="cpu"))
     assert repr(step) == "<Jitted <lambda>, 1 captured>"
+
+
+def test_many_captures_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    louder = ct.jit(lambda x, volume: x * volume, device="cpu")
+    bounded = ct.jit(lambda x, volume: x * volume, device="cpu", maxsize=2)
+    x = np.ones(4, np.float32)
+    for volume in range(70):
+        louder(x, volume / 70)
+        bounded(x, volume / 70)
+    (record,) = caplog.records
+    assert "64 signatures are captured, each with buffers of its own" in record.getMessage()

@@ -27,6 +27,7 @@ from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, ShapeError
 from centella.host.forks import lock_of
 from centella.host.interrupts import guard, interruptible, uninterrupted
+from centella.host.log import logger
 from centella.ledger.call_sites import call_site
 from centella.record.recording import Recording
 from centella.record.values import OUTSIDE, Value
@@ -38,6 +39,7 @@ from centella.tensors.signature import CallArguments, fill, flatten
 from centella.tensors.state import State, checked_out
 from centella.tensors.tensor import Tensor
 
+MANY = 64  # signatures of one function, of which a message says so
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -280,6 +282,11 @@ class Jitted(Generic[P, R]):
                 captured = self._captured[key] = self._capture(call, args, kwargs)
                 if self._maxsize is not None and len(self._captured) > self._maxsize:
                     self._captured.popitem(last=False)
+                if self._maxsize is None and len(self._captured) == MANY:
+                    logger("jit").warning(
+                        "%s: %d signatures are captured, each with buffers of its own: pass what "
+                        "changes as an array or a State, or bound them: maxsize=", self._name, MANY
+                    )  # fmt: skip
             else:
                 self._captured.move_to_end(key)
         return captured
