@@ -1022,6 +1022,23 @@ def test_read_only_arguments_take_the_read_only_path() -> None:
     assert len(re.findall(r"ld\.global\.f32", text)) == 1
 
 
+def test_what_is_read_behind_a_wait_of_its_own_does_not_take_the_read_only_path() -> None:
+    """The assembler moves such loads across the wait, before the launch before is over."""
+
+    def late(x: In[f32], y: Out[f32]) -> None:
+        lang.ptx.await_launches()
+        y[lang.local_id()] = x[lang.local_id()]
+
+    def early(x: In[f32], w: In[f32], y: Out[f32]) -> None:
+        weight = w[lang.local_id()]
+        lang.ptx.await_launches()
+        y[lang.local_id()] = x[lang.local_id()] * weight
+
+    assert "ld.global.nc" not in lines(late, "sm_90")
+    text = lines(early, "sm_90")
+    assert text.count("ld.global.nc.f32") == 1 and text.count("ld.global.f32") == 1
+
+
 @pytest.mark.parametrize(("divisor", "guards"), [(7, 0), (0, 0), (None, 1)])
 def test_division_is_guarded_unless_the_divisor_is_known(divisor: int | None, guards: int) -> None:
     def fn(x: In[i32], y: Out[i32], n: i32) -> None:

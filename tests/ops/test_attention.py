@@ -60,6 +60,28 @@ def test_a_mask_of_bools_hides_what_a_mask_of_floats_does(
 
 
 @pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
+def test_how_low_a_mask_hides_a_key(device: ct.Device, variant: str | None) -> None:
+    """-2^119 and less do, in every kernel; of keys that all have one a bit higher none is."""
+    arrays = normal(rng_of("low"), (1, 2, 3, 16), (1, 2, 40, 16), (1, 2, 40, 16))
+    for low in (-(2.0**119), -1e36, -2.1e38, -3e38):
+        mask = np.full((3, 40), low, np.float32)
+        assert not on_device(device, arrays, f32, variant, mask=mask).any()
+    mask = np.full((3, 40), -(2.0**118), np.float32)
+    got = on_device(device, arrays, f32, variant, mask=mask)
+    wanted = np.broadcast_to(arrays[2].mean(2)[:, None], got.shape)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.devices("simulator", "webgpu")
+def test_heads_that_16_kb_hold_a_few_keys_of(device: ct.Device) -> None:
+    if device.caps.max_shared > 16_384 and device.caps.target == "wgsl":
+        pytest.skip("the device with the least memory has the case")
+    arrays = normal(rng_of("wide"), (1, 1, 40, 1024), (1, 1, 7, 1024), (1, 1, 7, 1024))
+    got = on_device(device, arrays, f32, None)
+    np.testing.assert_allclose(got, on_device(device, arrays, f32, "split"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["stream", "split", "tiled", None])
 @pytest.mark.parametrize("alignment", ["start", "end", "starts"])
 def test_a_bias_by_distance_is_a_mask_of_it(
     device: ct.Device, alignment: str, variant: str | None

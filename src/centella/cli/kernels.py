@@ -115,7 +115,7 @@ def samples() -> dict[str, tuple[str, Callable[[Make], Any]]]:
         "full": lambda t: f.full((64, 384), 1.0, device=t(1).device),
         "concat": lambda t: f.concat([t(64, 384), t(64, 384)]),
         "dot": lambda t: f.dot(t(4096), t(4096)),
-        "matmul": lambda t: f.matmul(t(128, 384), t(384, 384)),
+        "matmul": lambda t: f.matmul(t(2048, 512), t(512, 2048)),
         "linear": lambda t: f.linear(t(128, 384), t(1536, 384), t(1536), activation="gelu"),
         "gemv": lambda t: f.linear(t(1, 4096, dtype=f16), t(1024, 4096, dtype=f16)),
         "skinny": lambda t: f.linear(t(4, 4096), t(1024, 4096, dtype=i8), scale=t(1024)),

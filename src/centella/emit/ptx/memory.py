@@ -75,15 +75,15 @@ def _base(w: Writer, position: int) -> str:
 def _load(w: Writer, i: int, statement: Statement) -> None:
     """A word or a chunk; what nobody writes while the kernel runs goes through the read-only path.
 
-    Of a kernel that begins before launches before it are over that is what it reads early. Chunks
-    that it loads before it waits for those go the other way: loads of the read-only path would be
-    moved past the wait by the assembler. Words stay: several loads of one become one.
+    Of a kernel that waits for the launches before it itself, that is what it reads early: the
+    assembler moves loads of the read-only path across the wait, either way. So chunks that it loads
+    before it waits go the other way, too. Words stay: several loads of one become one.
     """
     op, type_, _, position = statement
     space = "shared"
     if op not in SHARED:
         still = not w.ir.args[position].writable
-        if w.ir.early and position not in w.ir.early:
+        if "await_launches" in w.ir.ops and position not in w.ir.early:
             still = False
         if op == "load4" and i in w.ir.unawaited:
             still = False

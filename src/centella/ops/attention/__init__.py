@@ -3,7 +3,7 @@
     y_i = sum_j p_ij v_j     p_ij = softmax_j(scale q_i . k_j + mask_ij)
 
 over the keys j that count: j < lengths[b], key_mask[b, j], j <= p of p = i + starts[b] (or
-i + Lk - Lq when causal), |p - j| < window, and mask_ij > -3.0e38 (so -inf hides a key); of a bool
+i + Lk - Lq when causal), |p - j| < window, and mask_ij > -2^119 (so -inf hides a key); of a bool
 mask True is 0 and False hides. With a cap c the scaled product is c tanh(scale q_i . k_j / c); a
 sink is one more score of a head, of a value 0 (Xiao et al. 2023). The softmax is kept up while keys
 stream by (Milakov and Gimelshein 2018; Dao et al. 2022). A query with no key gives zeros. q has a

@@ -14,6 +14,7 @@ from centella.lang.values import Expr, Operand
 from centella.specs import Shape
 
 LOWEST = -3.0e38
+HIDES = -(2.0**119)  # a mask of so little hides a key: times LOG2E it is above `rows.UNSEEN`
 
 
 class Scoring(Struct, frozen=True):
@@ -166,7 +167,7 @@ class Sight:
             query, key = lang.minimum(query, self._lq - 1), lang.minimum(key, self._lk - 1)
             value = _added(self._masks, self._b, head, query, key)
             score = score + value if unit == 1.0 else lang.fma(value, unit, score)
-            counted = counted & ((value > LOWEST) | lang.isnan(value))
+            counted = counted & ((value > HIDES) | lang.isnan(value))
         return score, counted
 
     def _bias(self, head: Any, query: Any, key: Any) -> Any:

@@ -13,7 +13,7 @@ from centella.op.axes import Along, Axes, Dims
 from centella.op.op import Form, Op, Out
 from centella.ops.attention.host import host
 from centella.ops.attention.lines import BLOCK
-from centella.ops.attention.masks import LOWEST, misshapen
+from centella.ops.attention.masks import HIDES, LOWEST, misshapen
 from centella.ops.attention.problem import (
     VARIANTS,
     AttentionAttrs,
@@ -236,7 +236,7 @@ def _counts(named: dict[str, Any], causal: bool, window: int | None, lq: int, lk
         seen = behind >= 0 if causal or "starts" in named else behind > -(window or 0)
         seen = seen if window is None else seen & (behind < window)
         counts = counts & seen[:, None]
-    return counts & ~(named["mask"] <= LOWEST) if "mask" in named else counts
+    return counts & ~(named["mask"] <= HIDES) if "mask" in named else counts
 
 
 def _any_head(counts: Any, kv_heads: int) -> Any:

@@ -33,7 +33,7 @@ from centella.specs import Caps, Spec, make_spec
 THREADS = 256
 PIECE = 8  # elements that a thread writes: 16 bytes
 REPLACED = ("blocks", "scales")  # masks that plain rows have no use for
-MANY = 256  # queries for which blocks of 16 bits are put in order
+MANY = 256  # queries for which blocks of 16 bits are put in order, where `wgmma` takes rows
 
 
 def _order_rows(

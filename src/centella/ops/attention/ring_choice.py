@@ -11,7 +11,7 @@ from centella.ops.attention.problem import AttentionAttrs, keys_seen
 from centella.ops.attention.ring_warp import RingTile
 from centella.ops.attention.split_warp import MOST_DIM
 from centella.ops.attention.warp_sums import KEYS, SplitTile
-from centella.ops.hopper import AT_ONCE, SHARED
+from centella.ops.hopper import AT_ONCE, SHARED, SPARE
 from centella.specs import Caps
 
 WARPS = 4  # of a group
@@ -21,7 +21,6 @@ ROUNDS = 2  # the same where not all groups run at once
 LEAST = 2  # tiles of a ring: of one nothing is copied while its keys are looked at
 ENOUGH = AT_ONCE[8]  # groups
 RING = (128 << 10) + 1024  # bytes of a ring at most, and of its barriers: larger ones were slower
-SPARE = 2048  # bytes of barriers, statistics, and what lies between arrays
 MOST_KEYS = 768  # of a part, where there are fewer groups than multiprocessors
 
 

@@ -188,8 +188,10 @@ def _launches(form: Form[AttentionAttrs], part: int, caps: Caps) -> Lowered:
     queries = 2 if dim <= 32 and queries_of(form) > THREADS else 1
     row = row_of(caps)
     keys, together = row.stream if dim <= 32 else (16 if dim <= 128 else 8 if dim <= 384 else 4, 4)
+    keys = min(keys, _most_keys(dim, part, caps))
+    together = min(together, keys)
     constants = (
-        ("keys", keys),  # what fits 16 KB
+        ("keys", keys),
         ("native", caps.native_exp2),
         ("part", part),
         ("queries", queries),
@@ -202,9 +204,17 @@ def _launches(form: Form[AttentionAttrs], part: int, caps: Caps) -> Lowered:
     )
 
 
-def _part_of(form: Form[AttentionAttrs], caps: Caps) -> int:
-    """Elements of the head that a group computes."""
-    return min(-(-form.inputs[0].shape[3] // 8) * 8, 64)
+def _most_keys(dim: int, part: int, caps: Caps) -> int:
+    """Keys whose rows, and parts of values, workgroup memory holds: a power of two, or 0."""
+    most: int = caps.max_shared // (4 * max(-(-dim // 8) * 8 + part, 1))
+    return 1 << (most.bit_length() - 1) if most else 0
+
+
+def _part_of(form: Form[AttentionAttrs], caps: Caps) -> int | None:
+    """Elements of the head that a group computes; None where one key is too large."""
+    dim = form.inputs[0].shape[3]
+    part = min(-(-dim // 8) * 8, 64)
+    return part if _most_keys(dim, part, caps) else None
 
 
 STREAM = AttentionVariant("stream", _part_of, _launches)

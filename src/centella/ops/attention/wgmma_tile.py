@@ -9,7 +9,7 @@ from centella.ops.hopper import PANEL
 
 WARPGROUP = 128  # threads
 SLOTS = 2  # tiles of queries: of the present one and of the next
-REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
+REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}  # by consumers; two but in tests
 
 
 class WgmmaTile(Struct, frozen=True):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from centella.dtypes import DType, bf16, f16
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
-from centella.ops.hopper import MULTIPROCESSORS
+from centella.ops.hopper import MULTIPROCESSORS, SPARE
 from centella.ops.matmul.normed import NormedAttrs
 from centella.ops.matmul.normed_kernel import product_of
 from centella.ops.matmul.one_row import DEPTH, EIGHT, LAYER, RMS, SUMS
@@ -78,7 +78,7 @@ def ring_of(
         columns //= 2
     tile = replace(tile, columns=columns)
     steps = _steps(problem, tile)
-    room = min(SHARED, caps.max_shared) - kept(tile) - 2048
+    room = min(SHARED, caps.max_shared) - kept(tile) - SPARE
     stages = room // (tile.stage_bytes(halves) + BARRIERS)
     tiles = steps * _turns(problem.n, tile.rows)
     flight = min(max(FLIGHT // (2 * halves * tile.height * tile.columns), 1), tiles)

@@ -39,7 +39,7 @@ from centella.ops.matmul.wgmma_tiles import WARPGROUP, WgmmaTile, wgmma_tile_of,
 from centella.ops.ring import Ring
 from centella.specs import Caps
 
-REGISTERS = {1: (24, 240), 2: (40, 232), 3: (32, 160)}  # producer, consumer; by consumers
+REGISTERS = {1: (24, 240), 2: (40, 232)}  # producer, consumer; by consumers (one: in tests)
 SIZES = ("m", "n", "k", "lda", "ldb", "ldy", "sa", "sb", "sy", "tiles_m", "tiles_n")
 LAST = ("wide", "tiles_last")  # tiles of the first width; across the last columns
 
@@ -98,14 +98,15 @@ class _Shared:
         self.left = OperandRing(a, "a", tile.bm, tile, a_along_k, self.p)
         self.right = OperandRing(b, "b", tile.bn, tile, b_along_k, self.p)
         self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
-        self.order = lang.ptx.Barriers(2)
+        self.order: Any = lang.ptx.Barriers(2) if tile.turns else None
         self.steps = (self.p["k"] + (tile.bk - 1)) // tile.bk
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
                 self.full.init(stage, 1)
                 self.empty.init(stage, 1 if tile.turns else tile.consumers)
-            for consumer in range(2):
-                self.order.init(consumer, 1)
+            if self.order is not None:
+                for consumer in range(2):
+                    self.order.init(consumer, 1)
             lang.ptx.init_fence()
         lang.barrier()
 

@@ -84,7 +84,8 @@ class WgmmaTile(Struct, frozen=True):
         return self.stages * (self.stage_bytes + 16) + 16 + staged
 
 
-# What a wide tile takes, measured, in columns of some; the first of the cheapest is chosen.
+# What a wide tile takes, as the width of a tile of 128 columns that would take as long: measured on
+# an H200 (`benchmarks/tensor_cores.py`). The first of the cheapest is chosen.
 WGMMA_TILES = {
     WgmmaTile(128, 128, 64, 5, turns=True, staged=128): 129,
     WgmmaTile(128, 128, 64, 6, turns=True, staged=32): 126,
