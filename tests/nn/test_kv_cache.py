@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella import nn
 from centella.check.cases.case import FLOATS
 from centella.check.cases.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
@@ -249,6 +250,51 @@ def test_queries_that_do_not_fit_begin_no_step(device: ct.Device, shape: tuple[i
     assert cache.lengths == (0,)
     np.testing.assert_allclose(cache.append_attend(row, row, row).numpy(), 1, atol=1e-6)
     assert cache.lengths == (1,)
+
+
+@pytest.mark.parametrize("value_dim", [8, 6])
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_cannot_be_attended_is_not_appended(
+    device: ct.Device, begun: bool, value_dim: int
+) -> None:
+    cache = ct.KVCache(1, 2, 8, 20, num_layers=2, device=device, value_dim=value_dim)
+    k, v = ct.ones((1, 2, 1, 8), device=device), ct.ones((1, 2, 1, value_dim), device=device)
+    one, two = device.batch(), device.batch()
+    mistakes: list[tuple[type[Exception], ct.Tensor, ct.Tensor | None]] = [
+        (ct.ShapeError, k, ct.zeros((1, 19), device=device)),
+        (ct.ShapeError, k, ct.zeros((1, 1, 1, 1, 20), device=device)),
+        (ct.DTypeError, k, ct.zeros((1, 20), "i32", device)),
+        (ct.DTypeError, k, np.zeros((1, 20))),  # type: ignore[list-item]
+        (ct.DeviceError, k, ct.zeros((1, 20), device=ANOTHER)),
+        (ct.DTypeError, k.astype("f16"), None),
+        (ct.DeviceError, ct.ones(k.shape, device=ANOTHER), None),
+        (ct.ContractError, one.relu(k), two.relu(ct.zeros((1, 20), device=device))),
+    ]
+    if begun:
+        cache.append(k, v)
+    for kind, q, mask in mistakes:
+        with pytest.raises(kind):
+            cache.append_attend(q, k, v, int(begun), mask=mask)
+        assert cache.lengths == (int(begun),)
+        with pytest.raises(ct.ContractError, match="no keys and values of this step"):
+            cache.attend(k, int(begun))
+    for layer in range(int(begun), 2):
+        y = cache.append_attend(k, k, v, layer)
+        np.testing.assert_allclose(y.numpy(), 1, atol=1e-6)
+    assert cache.lengths == (1,)
+
+
+def test_a_module_appends_nothing_where_its_mask_does_not_fit(device: ct.Device) -> None:
+    module, cache = nn.SelfAttention(16, 2, bias=False), ct.KVCache(1, 2, 8, 20, device=device)
+    eye = np.eye(16, dtype=np.float32)
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    module.load_parameters({f"{name}.weight": eye for name in names}, device=device)
+    x = ct.ones((1, 3, 16), device=device)
+    with pytest.raises(ct.ShapeError, match="expected mask"):
+        module(x, cache=cache, mask=ct.zeros((2, 20), device=device))
+    assert cache.lengths == (0,)
+    assert module(x, cache=cache, mask=ct.zeros((3, 20), device=device)).shape == x.shape
+    assert cache.lengths == (3,)
 
 
 def test_views_are_appended_as_they_lie(device: ct.Device) -> None:

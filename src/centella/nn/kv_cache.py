@@ -269,6 +269,8 @@ class KVCache:
     ) -> Tensor:
         """`append`, then `attend`: of one token and up to 1,024 positions in one launch of a GPU.
 
+        When it raises, everything is as it was.
+
         Args:
             q: as for `attend`; k, v: as for `append`; mask: over [.., tokens, capacity].
 
@@ -281,12 +283,9 @@ class KVCache:
         self._operands.check(k, v, layer)
         check_tensors("append_attend", q)
         self._operands.check_queries(q, k.shape[2])
-        if mask is not None or k.shape != v.shape:
-            self.append(k, v, layer)
-            return self.attend(q, layer, mask=mask)
         step = self._layers[layer].step
-        y = self._append(k.shape[2], layer, lambda starts: step(q, k, v, starts))
-        return self.attend(q, layer) if y is None else y
+        y = self._append(k.shape[2], layer, lambda starts: step(q, k, v, starts, mask))
+        return self._operands.values_of(y)
 
     @uninterrupted
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:
