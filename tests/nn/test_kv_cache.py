@@ -351,6 +351,57 @@ def test_another_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
         np.testing.assert_allclose(mine, theirs[[1, 0, 1]], rtol=1e-6)
 
 
+def test_what_cannot_be_taken_over_leaves_a_cache_as_it_was(device: ct.Device) -> None:
+    def filled(heads: int = 2, dim: int = 8, tokens: int = 3, **options: Any) -> ct.KVCache:
+        named = {"capacity": 9, "num_layers": 2, "device": device, **options}
+        cache = ct.KVCache(2, heads, dim, **named)
+        k = ct.ones((2, heads, tokens, dim), cache.dtype, cache.device)
+        for layer in range(cache.num_layers):
+            cache.append(k, k[..., : options.get("value_dim", dim)], layer)
+        return cache
+
+    uneven, unfinished = filled(), filled()
+    uneven.truncate([3, 2])
+    unfinished.begin()
+    at = ct.asarray(np.array([1, 0], np.int32), device=device)
+    sizes = "num_layers={}, num_kv_heads={}, head_dim={}, value_dim={}"
+    wanted = "take: expected a cache of " + sizes.format(2, 2, 8, 8)
+    mistakes: list[tuple[type[Exception], str, ct.KVCache, Any]] = [
+        (ct.ShapeError, f"{wanted}, got {sizes.format(1, 2, 8, 8)}", filled(num_layers=1), at),
+        (ct.ShapeError, f"{wanted}, got {sizes.format(2, 1, 8, 8)}", filled(heads=1), at),
+        (ct.ShapeError, f"{wanted}, got {sizes.format(2, 2, 4, 4)}", filled(dim=4), at),
+        (ct.ShapeError, f"{wanted}, got {sizes.format(2, 2, 8, 6)}", filled(value_dim=6), at),
+        (ct.DTypeError, "take: expected rows of f32, got f16", filled(dtype="f16"), at),
+        (ct.ShapeError, "take: expected sequences of one length, got [3, 2]", uneven, at),
+        (ct.ShapeError, "take: expected at [2] i32, got [1] i32", filled(), at[:1]),
+        (ct.ShapeError, "take: expected at [2] i32, got [2] f32", filled(), at.astype("f32")),
+        (ct.DTypeError, "take: expected a Tensor, got list", filled(), [1, 0]),
+        (ct.DeviceError, f"take: expected {device.name}, got cpu", filled(device=ANOTHER), at),
+        (ct.DeviceError, "gather: operands on", filled(), at.to(ANOTHER)),
+        (ct.ContractError, "the last step is unfinished: layers [0, 1]", unfinished, at),
+        (ct.KVCacheFullError, "10 tokens at once; the capacity is 9",
+         filled(capacity=10, tokens=10), at),
+    ]  # fmt: skip
+    cache = filled()
+    for kind, text, other, which in mistakes:
+        with pytest.raises(kind, match=re.escape(text)):
+            cache.take(other, which)
+        assert cache.lengths == (3, 3) and cache.positions.numpy().tolist() == [0, 0]
+    for layer in range(2):
+        assert all(x[:, :, :3].numpy().all() for x in cache.states(layer))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i8"])
+def test_an_empty_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
+    empty, cache = (ct.KVCache(2, 2, 8, 9, dtype=dtype, device=device) for _ in range(2))
+    k = ct.ones((2, 2, 3, 8), device=device)
+    cache.append(k, k)
+    cache.take(empty, ct.asarray(np.array([1, 0], np.int32), device=device))
+    assert cache.lengths == (0, 0) and not cache.positions.numpy().any()
+    cache.append(k, k)
+    assert cache.lengths == (3, 3)
+
+
 # -- values of another size than keys -------------------------------------------------------------
 
 
