@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import re
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from centella import lang
 from centella.tensors import functional
 from centella.tensors.tensor import apply
 from tests.support.devices import own
-from tests.support.threads import elsewhere
+from tests.support.threads import THREADS, elsewhere, together
 
 
 def counted(device: ct.Device) -> ct.State:
@@ -175,6 +176,27 @@ def test_readers_on_another_thread_run_first(device: ct.Device) -> None:
     state.assign(0)
     assert np.array_equal(state.numpy(), np.zeros((3, 4)))
     assert np.array_equal(tripled.numpy(), np.arange(12).reshape(3, 4) * 3)
+
+
+def test_threads_assign_and_mark_one_state(device: ct.Device) -> None:
+    state, other = counted(device), counted(device)
+    state.mark(lambda _: 0)
+
+    def count(notes: int) -> int:
+        time.sleep(1e-5)  # others come in between, if they can
+        return notes + 1
+
+    def change(thread: int) -> None:
+        for turn in range(8):
+            state.assign(float(thread))
+            other.assign(turn)
+            state.assign(other)
+            state.mark(count)
+
+    together(change)
+    assert state.note == 8 * THREADS
+    state.assign(5)
+    assert np.array_equal(state.numpy(), np.full((3, 4), 5))
 
 
 def test_results_share_no_memory_with_a_state(device: ct.Device) -> None:
