@@ -620,6 +620,25 @@ def test_a_failed_batch_leaves_lengths_and_content(device: ct.Device, change: st
     d.check()
 
 
+def test_a_dropped_batch_leaves_lengths_and_content(device: ct.Device) -> None:
+    d = decoder(device, layers=2)
+    d.step(3)
+    for use in (lambda: d.cache.lengths, lambda: d.cache.positions.numpy()):
+        batch = device.batch()
+        with batch._recording:
+            Decoder(device, d.cache, [Past(BATCH, 5) for _ in d.past], d.rng).step(1)
+        assert d.cache.lengths == (4, 4)
+        del batch
+        use()
+        assert d.cache.lengths == (3, 3)
+    batch = device.batch()
+    k = batch.relu(batch.upload(d.draw(SHARED, 1)))
+    d.cache.append(k, k)
+    del batch
+    d.step(2)
+    d.check()
+
+
 def test_a_failed_batch_between_two_layers(device: ct.Device) -> None:
     """The step had begun: the layer that failed is given it again."""
     d = decoder(device, layers=2)

@@ -77,19 +77,13 @@ class Compiled(Generic[R]):
             for i, spec in enumerate(example.specs)
         ]
         tensors = [Tensor(value, value.spec) for value in inputs]
-        result = self._capture(fn, example.filled(tensors), recording)
-        outputs: list[Tensor] = []
-        self._shape = flatten(result, outputs, (Tensor,))
-        if not outputs and recording.empty:
-            raise ContractError(f"{self.name}: expected tensors to be returned or States changed")
-        for tensor in outputs:
-            if tensor.device is not self.device:
-                raise DeviceError(
-                    f"{self.name}: captured on {self.device.name}, returns a tensor on "
-                    f"{tensor.device.name}"
-                )
-        with recording:  # what lies among the inputs is overwritten by the next ones
-            outputs = [t.copy() if t._value in inputs or sparse(t.spec) else t for t in outputs]
+        try:
+            result = self._capture(fn, example.filled(tensors), recording)
+            outputs = self._outputs(result, inputs, recording)
+        except BaseException:
+            with self.device.lock:
+                recording.fail(f"capturing {self.name} failed")
+            raise
         self._views = [(t.spec, t._offset) for t in outputs]
         numbers = count()  # of read-backs
         self._reads = [(spec, next(numbers) if spec.size else None) for spec, _ in self._views]
@@ -101,12 +95,23 @@ class Compiled(Generic[R]):
     @interruptible
     def _capture(self, fn: Callable[..., R], arguments: Any, recording: Recording) -> R:
         args, kwargs = arguments
-        try:
-            with recording:
-                return fn(*args, **kwargs)
-        except BaseException:
-            recording.fail(f"capturing {self.name} failed")
-            raise
+        with recording:
+            return fn(*args, **kwargs)
+
+    def _outputs(self, result: Any, inputs: Sequence[Value], recording: Recording) -> list[Tensor]:
+        """The tensors of a result, each in memory that a replay may give away."""
+        outputs: list[Tensor] = []
+        self._shape = flatten(result, outputs, (Tensor,))
+        if not outputs and recording.empty:
+            raise ContractError(f"{self.name}: expected tensors to be returned or States changed")
+        for tensor in outputs:
+            if tensor.device is not self.device:
+                raise DeviceError(
+                    f"{self.name}: captured on {self.device.name}, returns a tensor on "
+                    f"{tensor.device.name}"
+                )
+        with recording:  # what lies among the inputs is overwritten by the next ones
+            return [t.copy() if t._value in inputs or sparse(t.spec) else t for t in outputs]
 
     def __repr__(self) -> str:
         return f"<Compiled {self.name} on {self.device.name}, {self._replay.launches} launches>"

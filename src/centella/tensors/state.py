@@ -111,6 +111,7 @@ class State(Described):
     @property
     def note(self) -> Any:
         """What the owner knows of this version on the host; a failed change takes it back too."""
+        self._cell.settle()
         return self._cell.note
 
     @uninterrupted
@@ -118,6 +119,7 @@ class State(Described):
         """Give this version a note, `note(the one it has)`; a replay calls it again, each time."""
         recording = innermost(self.device)
         with self.device.lock:
+            self._cell.settle()
             self._cell.note = note(self._cell.note)
             if recording is not None and recording.host_updates is not None:
                 recording.host_updates.append((self._cell, note))
