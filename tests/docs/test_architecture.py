@@ -489,6 +489,9 @@ SHOWN = {
     "A failure that appears during a wait": "batch.a_device_lost_while_running "
     "batch.a_formula_that_raises_on_the_cpu",
     "An exception inside `with batch`": "batch.an_exception_inside_submits_nothing",
+    "So do those of a batch that is dropped": "batch.what_a_dropped_batch_has_not_executed_has_failed "
+    "state.a_batch_that_is_dropped_takes_the_change_back "
+    "state.a_reader_in_a_batch_that_is_dropped_holds_up_no_change",
     # other libraries
     "DLPack exports": "interop.values_are_shared_only_with_whom_can_be_told "
     "cuda.exports_that_are_copied cuda.export_by_dlpack",

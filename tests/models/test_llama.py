@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.errors import ShapeError, WeightsError
 from centella.models.llama import MLP, LlamaModel
 from centella.models.llama_config import FAMILIES, LlamaConfig
 from centella.models.rope import Rope
+from centella.nn.block_cache import BlockCache
+from centella.nn.past import Past
 from centella.tasks.load import load
 from tests.models.test_bert import ACTIVATIONS
 from tests.support.model_common import DATA
@@ -356,9 +359,36 @@ def test_bad_calls(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match=text):
         dynamic(ct.asarray(np.zeros((1, 129), np.int32), device="cpu"))
     past = model.past(1, 8)
-    with pytest.raises(ct.KVCacheFullError, match="no room for 9 more"):
+    with pytest.raises(ct.KVCacheFullError, match="9 tokens at once; the capacity is 8"):
         model(ct.asarray(np.zeros((1, 9), np.int32), device="cpu"), past)
     assert past.cache.length == 0
+
+
+def test_ids_that_do_not_fit_leave_the_past_as_it_was() -> None:
+    device, other = ct.device("cpu"), ct.device("cpu", cache=ct.PipelineCache())
+    model = model_of("qwen3", device)
+
+    def ids(rows: int) -> ct.Tensor:
+        return ct.asarray(np.arange(2 * rows, dtype=np.int32).reshape(rows, 2), device=device)
+
+    misfits: list[tuple[Past[ct.KVCache], int, type[Exception]]] = [
+        (model.past(1, 8), 2, ShapeError),
+        (model.past(2, 8), 1, ShapeError),
+        (model.past(2, 8, other), 2, ct.DeviceError),
+        (model.past(2, 8, dtype=ct.f16), 2, ct.DTypeError),
+    ]
+    for past, rows, kind in misfits:
+        with pytest.raises(kind):
+            model(ids(rows), past)
+        assert past.cache.lengths == (0,) * past.cache.shape[0]
+        assert not past.cache.positions.numpy().any()
+    wanted = model(ids(1)).numpy()
+    np.testing.assert_array_equal(model(ids(1), misfits[0][0]).numpy(), wanted)
+    view = BlockCache(2, 16, 4, num_layers=len(model.layers), device=device).view(
+        ct.zeros((1, 3), "i32", device)
+    )
+    with pytest.raises(ShapeError):
+        model(ids(2), replace(misfits[0][0], cache=view))
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3", "olmo2"])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import centella as ct
+from centella import nn
 from centella.check.cases.case import FLOATS
 from centella.check.cases.compare import TOLERANCE
 from centella.dtypes import dtype_of, narrow, widen
@@ -251,6 +252,51 @@ def test_queries_that_do_not_fit_begin_no_step(device: ct.Device, shape: tuple[i
     assert cache.lengths == (1,)
 
 
+@pytest.mark.parametrize("value_dim", [8, 6])
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_cannot_be_attended_is_not_appended(
+    device: ct.Device, begun: bool, value_dim: int
+) -> None:
+    cache = ct.KVCache(1, 2, 8, 20, num_layers=2, device=device, value_dim=value_dim)
+    k, v = ct.ones((1, 2, 1, 8), device=device), ct.ones((1, 2, 1, value_dim), device=device)
+    one, two = device.batch(), device.batch()
+    mistakes: list[tuple[type[Exception], ct.Tensor, ct.Tensor | None]] = [
+        (ct.ShapeError, k, ct.zeros((1, 19), device=device)),
+        (ct.ShapeError, k, ct.zeros((1, 1, 1, 1, 20), device=device)),
+        (ct.DTypeError, k, ct.zeros((1, 20), "i32", device)),
+        (ct.DTypeError, k, np.zeros((1, 20))),  # type: ignore[list-item]
+        (ct.DeviceError, k, ct.zeros((1, 20), device=ANOTHER)),
+        (ct.DTypeError, k.astype("f16"), None),
+        (ct.DeviceError, ct.ones(k.shape, device=ANOTHER), None),
+        (ct.ContractError, one.relu(k), two.relu(ct.zeros((1, 20), device=device))),
+    ]
+    if begun:
+        cache.append(k, v)
+    for kind, q, mask in mistakes:
+        with pytest.raises(kind):
+            cache.append_attend(q, k, v, int(begun), mask=mask)
+        assert cache.lengths == (int(begun),)
+        with pytest.raises(ct.ContractError, match="no keys and values of this step"):
+            cache.attend(k, int(begun))
+    for layer in range(int(begun), 2):
+        y = cache.append_attend(k, k, v, layer)
+        np.testing.assert_allclose(y.numpy(), 1, atol=1e-6)
+    assert cache.lengths == (1,)
+
+
+def test_a_module_appends_nothing_where_its_mask_does_not_fit(device: ct.Device) -> None:
+    module, cache = nn.SelfAttention(16, 2, bias=False), ct.KVCache(1, 2, 8, 20, device=device)
+    eye = np.eye(16, dtype=np.float32)
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    module.load_parameters({f"{name}.weight": eye for name in names}, device=device)
+    x = ct.ones((1, 3, 16), device=device)
+    with pytest.raises(ct.ShapeError, match="expected mask"):
+        module(x, cache=cache, mask=ct.zeros((2, 20), device=device))
+    assert cache.lengths == (0,)
+    assert module(x, cache=cache, mask=ct.zeros((3, 20), device=device)).shape == x.shape
+    assert cache.lengths == (3,)
+
+
 def test_views_are_appended_as_they_lie(device: ct.Device) -> None:
     """[batch, tokens, heads, dim], as a projection gives it, permuted; a slice off a boundary."""
     d = decoder(device, dtype="f16", capacity=5, dim=5)
@@ -303,6 +349,57 @@ def test_another_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
     pairs = zip(second.states(), first.states(), strict=True)
     for mine, theirs in ((x[:, :, :5].numpy() for x in pair) for pair in pairs):
         np.testing.assert_allclose(mine, theirs[[1, 0, 1]], rtol=1e-6)
+
+
+def test_what_cannot_be_taken_over_leaves_a_cache_as_it_was(device: ct.Device) -> None:
+    def filled(heads: int = 2, dim: int = 8, tokens: int = 3, **options: Any) -> ct.KVCache:
+        named = {"capacity": 9, "num_layers": 2, "device": device, **options}
+        cache = ct.KVCache(2, heads, dim, **named)
+        k = ct.ones((2, heads, tokens, dim), cache.dtype, cache.device)
+        for layer in range(cache.num_layers):
+            cache.append(k, k[..., : options.get("value_dim", dim)], layer)
+        return cache
+
+    uneven, unfinished = filled(), filled()
+    uneven.truncate([3, 2])
+    unfinished.begin()
+    at = ct.asarray(np.array([1, 0], np.int32), device=device)
+    sizes = "num_layers={}, num_kv_heads={}, head_dim={}, value_dim={}"
+    wanted = "take: expected a cache of " + sizes.format(2, 2, 8, 8)
+    mistakes: list[tuple[type[Exception], str, ct.KVCache, Any]] = [
+        (ct.ShapeError, f"{wanted}, got {sizes.format(1, 2, 8, 8)}", filled(num_layers=1), at),
+        (ct.ShapeError, f"{wanted}, got {sizes.format(2, 1, 8, 8)}", filled(heads=1), at),
+        (ct.ShapeError, f"{wanted}, got {sizes.format(2, 2, 4, 4)}", filled(dim=4), at),
+        (ct.ShapeError, f"{wanted}, got {sizes.format(2, 2, 8, 6)}", filled(value_dim=6), at),
+        (ct.DTypeError, "take: expected rows of f32, got f16", filled(dtype="f16"), at),
+        (ct.ShapeError, "take: expected sequences of one length, got [3, 2]", uneven, at),
+        (ct.ShapeError, "take: expected at [2] i32, got [1] i32", filled(), at[:1]),
+        (ct.ShapeError, "take: expected at [2] i32, got [2] f32", filled(), at.astype("f32")),
+        (ct.DTypeError, "take: expected a Tensor, got list", filled(), [1, 0]),
+        (ct.DeviceError, f"take: expected {device.name}, got cpu", filled(device=ANOTHER), at),
+        (ct.DeviceError, "gather: operands on", filled(), at.to(ANOTHER)),
+        (ct.ContractError, "the last step is unfinished: layers [0, 1]", unfinished, at),
+        (ct.KVCacheFullError, "10 tokens at once; the capacity is 9",
+         filled(capacity=10, tokens=10), at),
+    ]  # fmt: skip
+    cache = filled()
+    for kind, text, other, which in mistakes:
+        with pytest.raises(kind, match=re.escape(text)):
+            cache.take(other, which)
+        assert cache.lengths == (3, 3) and cache.positions.numpy().tolist() == [0, 0]
+    for layer in range(2):
+        assert all(x[:, :, :3].numpy().all() for x in cache.states(layer))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i8"])
+def test_an_empty_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
+    empty, cache = (ct.KVCache(2, 2, 8, 9, dtype=dtype, device=device) for _ in range(2))
+    k = ct.ones((2, 2, 3, 8), device=device)
+    cache.append(k, k)
+    cache.take(empty, ct.asarray(np.array([1, 0], np.int32), device=device))
+    assert cache.lengths == (0, 0) and not cache.positions.numpy().any()
+    cache.append(k, k)
+    assert cache.lengths == (3, 3)
 
 
 # -- values of another size than keys -------------------------------------------------------------
@@ -519,6 +616,25 @@ def test_a_failed_batch_leaves_lengths_and_content(device: ct.Device, change: st
         changes[change]()
         _ = 1 / 0
     assert d.cache.lengths == (3, 2)
+    d.step(2)
+    d.check()
+
+
+def test_a_dropped_batch_leaves_lengths_and_content(device: ct.Device) -> None:
+    d = decoder(device, layers=2)
+    d.step(3)
+    for use in (lambda: d.cache.lengths, lambda: d.cache.positions.numpy()):
+        batch = device.batch()
+        with batch._recording:
+            Decoder(device, d.cache, [Past(BATCH, 5) for _ in d.past], d.rng).step(1)
+        assert d.cache.lengths == (4, 4)
+        del batch
+        use()
+        assert d.cache.lengths == (3, 3)
+    batch = device.batch()
+    k = batch.relu(batch.upload(d.draw(SHARED, 1)))
+    d.cache.append(k, k)
+    del batch
     d.step(2)
     d.check()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -23,6 +24,7 @@ from centella.record.recording import Recording, innermost
 from centella.runtime import plans, recorder
 from centella.tensors.batch import CommandBatch
 from tests.support.devices import own
+from tests.support.threads import elsewhere
 
 Array = np.ndarray[Any, Any]
 HERE = Path(__file__).name
@@ -241,6 +243,38 @@ def test_an_exception_inside_submits_nothing(device: ct.Device) -> None:
     with batch:
         again = ct.relu(before)
     np.testing.assert_array_equal(again.numpy(), np.maximum(X + 1, 0))
+
+
+def test_what_a_dropped_batch_has_not_executed_has_failed(device: ct.Device) -> None:
+    """Also of an exception between recording and `execute`, once it has been handled."""
+
+    def give_up() -> tuple[ct.Tensor, ct.Tensor]:
+        batch = device.batch()
+        x = batch.upload(X)
+        results.append((x, batch.relu(x)))
+        raise RuntimeError
+
+    results: list[tuple[ct.Tensor, ct.Tensor]] = []
+    other, state = device.batch(), ct.State(X, device=device)
+    uses: list[Callable[[ct.Tensor], Any]] = [
+        lambda y: y.numpy(), lambda y: y + 1, lambda y: y.native, lambda y: ct.fetch(y, y),
+        other.relu, other.keep, other.read, lambda y: other.execute(outputs=[y]), state.assign,
+        lambda y: y[:, ::2].copy(), lambda y: elsewhere(y.numpy),
+    ]  # fmt: skip
+    for use in uses:
+        with contextlib.suppress(RuntimeError):
+            give_up()
+        for tensor in results.pop():
+            with pytest.raises(
+                ct.ContractError, match=r"its batch was dropped before execute\(\)$"
+            ):
+                use(tensor)
+    assert np.array_equal(state.numpy(), X)
+    batch = device.batch()
+    y, execute = batch.relu(batch.upload(X)), batch.execute
+    del batch
+    execute()
+    assert np.array_equal(y.numpy(), RELU)
 
 
 def test_what_was_executed_inside_survives_the_exception(device: ct.Device) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import re
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from centella import lang
 from centella.tensors import functional
 from centella.tensors.tensor import apply
 from tests.support.devices import own
-from tests.support.threads import elsewhere
+from tests.support.threads import THREADS, elsewhere, together
 
 
 def counted(device: ct.Device) -> ct.State:
@@ -148,6 +149,114 @@ def test_a_failed_batch_takes_the_change_back(device: ct.Device) -> None:
     assert np.array_equal(state.numpy(), np.full((3, 4), 2))
 
 
+def test_a_batch_that_is_dropped_takes_the_change_back(device: ct.Device) -> None:
+    state, other = counted(device), counted(device)
+    base = np.arange(12).reshape(3, 4)
+    state.mark(lambda _: "before")
+    old = state.value
+
+    def give_up() -> None:
+        batch = device.batch()
+        state.assign(batch.relu(batch.upload(np.ones((3, 4), np.float32))))
+        state.assign(state.value + 1)
+        state.mark(lambda _: "lost")
+        with pytest.raises(ct.ContractError, match="is not computed yet"):
+            state.numpy()
+
+    uses: list[Callable[[], Any]] = [
+        lambda: np.testing.assert_array_equal(state.numpy(), base),
+        lambda: np.testing.assert_array_equal(elsewhere(state.numpy), base),
+        lambda: np.testing.assert_array_equal(old.numpy(), base),
+        lambda: np.testing.assert_array_equal((state.value + 1).numpy(), base + 1),
+        lambda: np.testing.assert_array_equal(ct.fetch(state.value).result()[0], base),
+        lambda: other.assign(state),
+        lambda: np.testing.assert_equal(state.note, "before"),
+        lambda: state.mark(lambda note: note),
+    ]
+    for use in uses:
+        give_up()
+        use()
+        assert state.note == "before"
+        assert np.array_equal(state.numpy(), base)
+    assert np.array_equal(other.numpy(), base)
+    give_up()
+    state.assign(5)
+    assert np.array_equal(state.numpy(), np.full((3, 4), 5))
+
+
+def test_a_version_of_a_batch_that_is_dropped_has_failed(device: ct.Device) -> None:
+    state = counted(device)
+    batch = device.batch()
+    with batch._recording:
+        state.assign(5)
+        made = ct.State(np.ones(3, np.float32))
+    version = state.value
+    del batch
+    with pytest.raises(ct.ContractError, match=r"dropped before execute\(\)$"):
+        version.numpy()
+    with pytest.raises(ct.ContractError, match=r"dropped .*; State \[3\] f32 has no content"):
+        made.numpy()
+    made.assign(2)
+    assert np.array_equal(made.numpy(), np.full(3, 2))
+    assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4))
+
+
+def test_a_reader_in_a_batch_that_is_dropped_holds_up_no_change(device: ct.Device) -> None:
+    state = counted(device)
+    step = device.compile(lambda: state.assign(state.value + 1))
+    for change in (lambda: state.assign(1), step):
+        batch = device.batch()
+        y = batch.relu(state.value)
+        with pytest.raises(ct.ContractError, match="a batch that has not been executed reads it"):
+            change()
+        del batch
+        change()
+        with pytest.raises(ct.ContractError, match="its batch was dropped"):
+            y.numpy()
+    assert np.array_equal(state.numpy(), np.full((3, 4), 2))
+
+
+def test_a_replay_goes_on_from_before_a_batch_that_is_dropped(device: ct.Device) -> None:
+    state = counted(device)
+    state.mark(lambda _: 0)
+
+    def count() -> ct.Tensor:
+        state.assign(state.value + 1)
+        state.mark(lambda n: n + 1)
+        return state.value * 1.0
+
+    step = device.compile(count)
+    step()
+    batch = device.batch()
+    with batch._recording:
+        count()
+    with pytest.raises(ct.ContractError, match="a batch that has not been executed changes"):
+        step()
+    del batch
+    assert np.array_equal(step().numpy(), np.arange(12).reshape(3, 4) + 2)
+    assert state.note == 2
+
+
+def test_a_capture_that_fails_takes_the_change_back(device: ct.Device) -> None:
+    state, other = counted(device), own(device)
+
+    def elsewhere() -> ct.Tensor:
+        state.assign(1)
+        return ct.zeros(3, device=other)
+
+    def late() -> ct.Tensor:
+        old = state.value
+        state.assign(1)
+        return old
+
+    for fn, kind in ((elsewhere, ct.DeviceError), (late, ct.ContractError)):
+        with pytest.raises(kind):
+            device.compile(fn)
+        assert np.array_equal(state.numpy(), np.arange(12).reshape(3, 4))
+    state.assign(2)
+    assert np.array_equal(state.numpy(), np.full((3, 4), 2))
+
+
 def test_a_batch_that_has_yet_to_read_refuses_the_change(device: ct.Device) -> None:
     state = counted(device)
     batch = device.batch()
@@ -175,6 +284,27 @@ def test_readers_on_another_thread_run_first(device: ct.Device) -> None:
     state.assign(0)
     assert np.array_equal(state.numpy(), np.zeros((3, 4)))
     assert np.array_equal(tripled.numpy(), np.arange(12).reshape(3, 4) * 3)
+
+
+def test_threads_assign_and_mark_one_state(device: ct.Device) -> None:
+    state, other = counted(device), counted(device)
+    state.mark(lambda _: 0)
+
+    def count(notes: int) -> int:
+        time.sleep(1e-5)  # others come in between, if they can
+        return notes + 1
+
+    def change(thread: int) -> None:
+        for turn in range(8):
+            state.assign(float(thread))
+            other.assign(turn)
+            state.assign(other)
+            state.mark(count)
+
+    together(change)
+    assert state.note == 8 * THREADS
+    state.assign(5)
+    assert np.array_equal(state.numpy(), np.full((3, 4), 5))
 
 
 def test_results_share_no_memory_with_a_state(device: ct.Device) -> None:

@@ -218,8 +218,8 @@ class LlamaModel(Module):
                 are all the tokens.
 
         Raises:
-            ShapeError: ids of another rank; DTypeError: not i32.
-            KVCacheFullError: there is no room in the past.
+            ShapeError: ids of another rank, or not of as many sequences as the past.
+            DTypeError: not i32; KVCacheFullError: there is no room in the past.
         """
         check_tensors(type(self).__name__, ids)
         if ids.ndim != 2:
@@ -241,7 +241,6 @@ class LlamaModel(Module):
         if c.embedding_multiplier != 1.0:
             x = x * c.embedding_multiplier
         yield x
-        past.cache.begin(ids.shape[1])
         for layer in self.layers:
             x = layer(x, past)
             yield x

@@ -168,10 +168,6 @@ class BlockView:
         """Keys that the tables have room for."""
         return self.shape[2]
 
-    def begin(self, tokens: int = 1) -> Tensor:
-        """The positions of the step's first tokens, [batch] i32."""
-        return self.positions
-
     def append_qkv(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
         qk_norm: Tensor | None = None, eps: float = 1e-6, interleaved: bool = False,

@@ -117,15 +117,17 @@ class CacheLayer:
         """Copy blocks into others: as the op `cache_copy`."""
         apply_all(self._op("cache_copy"), (*self.stored, copies), {})
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor | None:
-        """Write a step's keys and values, and attend where that is one launch: as q; else None."""
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, mask: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Write a step's keys and values, then `attend`: one launch where that is to be had."""
         operands = (self.keys.value, self.values.value, q, k, v, starts)
         attrs = {"scale": q.shape[-1] ** -0.5}
-        wide = self.scales is None
+        wide = self.scales is None and mask is None and k.shape == v.shape
         results = apply_preferred(get("cache_attend"), operands, attrs) if wide else None
         if results is None:
             self.write(k, v, starts)
-            return None
+            return self.attend(q, starts=starts, mask=mask)
         y: Tensor = results[2]
         return y.permute(0, 2, 1, 3)
 

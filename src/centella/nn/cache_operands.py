@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import DType, i8
+from centella.dtypes import DType, f32, i8, i32
 from centella.errors import DTypeError, KVCacheFullError, ShapeError
 from centella.tensors.arguments import check_tensors
 from centella.tensors.tensor import Tensor
@@ -57,6 +57,26 @@ class Operands(Struct, frozen=True):
         self.check_room(qkv.shape[1])
         return qkv.reshape(b, qkv.shape[1], heads + 2 * kv_heads, dim).permute(0, 2, 1, 3)
 
+    def check_taken(self, other: Operands, lengths: tuple[int, ...], at: Tensor) -> None:
+        """Another cache, of sequences of these lengths, and which of them are taken."""
+        mine, theirs = (
+            {"num_layers": x.num_layers, "num_kv_heads": x.shape[1], "head_dim": x.head_dim,
+             "value_dim": x.value_dim} for x in (self, other)
+        )  # fmt: skip
+        if mine != theirs:
+            raise ShapeError(f"take: expected a cache of {_said(mine)}, got {_said(theirs)}")
+        rows = f32 if other.dtype is i8 else other.dtype
+        if self.dtype is not i8 and rows is not self.dtype:
+            raise DTypeError(f"take: expected rows of {self.dtype.name}, got {rows.name}")
+        if len(set(lengths)) > 1:
+            raise ShapeError(f"take: expected sequences of one length, got {list(lengths)}")
+        check_tensors("take", at)
+        if at.dtype is not i32 or at.shape != self.shape[:1]:
+            raise ShapeError(
+                f"take: expected at [{self.shape[0]}] i32, got {list(at.shape)} {at.dtype.name}"
+            )
+        self.check_room(lengths[0])
+
     def check_layer(self, layer: Any) -> None:
         """A number of a layer."""
         if not isinstance(layer, (int, np.integer)) or not 0 <= layer < self.num_layers:
@@ -95,3 +115,7 @@ class Operands(Struct, frozen=True):
                 f"attend: expected q [{b}, a multiple of {heads}, {tokens}, {dim}], got "
                 f"{list(q.shape)}"
             )
+
+
+def _said(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from centella.dtypes import DType, dtype_of, f32, i32
-from centella.errors import ContractError, ShapeError
+from centella.errors import ContractError, DeviceError, ShapeError
 from centella.host.interrupts import uninterrupted
 from centella.nn.cache_layer import CacheLayer, check_storage, planes_of
 from centella.nn.cache_operands import Operands
@@ -276,17 +276,14 @@ class KVCache:
             [batch, heads, tokens, value_dim].
 
         Raises:
-            ShapeError, DTypeError, KVCacheFullError, ContractError: as these do.
+            ShapeError, DTypeError, KVCacheFullError, ContractError: as these do; nothing changes.
         """
         self._operands.check(k, v, layer)
         check_tensors("append_attend", q)
         self._operands.check_queries(q, k.shape[2])
-        if mask is not None or k.shape != v.shape:
-            self.append(k, v, layer)
-            return self.attend(q, layer, mask=mask)
         step = self._layers[layer].step
-        y = self._append(k.shape[2], layer, lambda starts: step(q, k, v, starts))
-        return self.attend(q, layer) if y is None else y
+        y = self._append(k.shape[2], layer, lambda starts: step(q, k, v, starts, mask))
+        return self._operands.values_of(y)
 
     @uninterrupted
     def write(self, position: int, k: Tensor, v: Tensor, layer: int = 0) -> None:
@@ -305,21 +302,27 @@ class KVCache:
             )
         self._layers[layer].write(k, v, full((self.shape[0],), start, i32, self.device))
 
+    @uninterrupted
     def take(self, other: KVCache, at: Tensor) -> None:
         """Hold what sequences of another cache hold, in place of what is here.
 
         Args:
-            other: of the same heads and layers, whose sequences are equally long.
+            other: of the same layers, heads and sizes, whose sequences are equally long.
             at: [batch] i32, which of its sequences each one here is.
 
         Raises:
-            KVCacheFullError: there is no room for it.
+            ShapeError, DTypeError, DeviceError, KVCacheFullError: it does not fit; nothing changes.
         """
-        tokens = other.length
-        self.truncate(0)
+        if other.device is not self.device:
+            raise DeviceError(f"take: expected {self.device.name}, got {other.device.name}")
+        self._operands.check_taken(other._operands, other.lengths, at)
+        tokens = max(other._begun(other._filled, 0).ends)  # unless a step is unfinished
         for layer, source in enumerate(other._layers):
             k, v = source.rows(lambda x: gather(x[:, :, :tokens], at))
-            self.append(*other._operands.narrowed(k, v), layer)
+            if not layer:  # what cannot be read changes nothing
+                self.truncate(0)
+            if tokens:
+                self.append(*other._operands.narrowed(k, v), layer)
 
     @uninterrupted
     def truncate(self, length: int | Iterable[int]) -> None:

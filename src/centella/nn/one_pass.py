@@ -42,9 +42,6 @@ class OnePass:
         self._positions, self._causal = positions, causal
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def begin(self, tokens: int) -> None:
-        """Nothing is to be done."""
-
     def append_qkv(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, layer: int = 0, *,
         qk_norm: Tensor | None = None, eps: float = 1e-6,

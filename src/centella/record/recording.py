@@ -68,7 +68,8 @@ class Recording:
     """Operations and uploads in order, on one device and one thread.
 
     Attributes:
-        explicit: it belongs to a batch and is run by its `execute` alone.
+        explicit: it belongs to a batch and is run by its `execute` alone, or to a capture.
+        batch: refers to that batch, weakly; None where it belongs to none.
         aside: it has been taken out of another, as it could not be run; operands may be pending.
         open: how many of its `with` blocks have begun and not ended.
         scopes: the ledgers inside which something was recorded lazily.
@@ -81,6 +82,7 @@ class Recording:
     def __init__(self, device: Any, explicit: bool) -> None:
         self.device: Any = device
         self.explicit: bool = explicit
+        self.batch: ref[Any] | None = None
         self.aside: bool = False
         self.thread: int = get_ident()
         self.open: int = 0
@@ -216,6 +218,15 @@ class Recording:
             value = Value(spec, self.device, node.op.name, self, origin, node.site)
             node.values[origin[1]] = ref(value)
         return value
+
+    @uninterrupted
+    def lapse(self) -> bool:
+        """Fail if the batch is gone that alone would run it; whether that is so."""
+        if self.batch is None or self.batch() is not None:
+            return False
+        with self.device.lock:
+            self.fail("its batch was dropped before execute()")
+        return True
 
     @uninterrupted
     def fail(self, reason: str = "its recording was dropped") -> None:

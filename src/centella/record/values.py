@@ -90,7 +90,17 @@ class Cell:
         """The newest version, recorded or computed."""
         if self._replays and self._looked != Runs.newest:
             self._catch_up()
+        current = self._current
+        if current is not None and current.recording is not None:
+            self.settle()
         return self._current
+
+    def settle(self) -> None:
+        """Take back the changes of a batch that is gone."""
+        current = self._current
+        recording = None if current is None else current.recording
+        if recording is not None:
+            recording.lapse()
 
     def changed_by(self, runs: Runs, computed_by: Any) -> None:
         """Every run of a replay changes it from now on, as long as that is there.
@@ -163,6 +173,8 @@ class Cell:
         for reader, generation in list(self._readers.items()):
             if reader is changer or reader.generation != generation:
                 continue  # it has run since
+            if reader.lapse():
+                continue
             if reader.explicit:
                 raise ContractError(
                     f"{self.what}: a batch that has not been executed reads it; execute that first"
@@ -309,12 +321,14 @@ class Value(Struct, eq=False, weakref=True):
 
         Raises:
             DiscardedError: the batch was told not to keep it.
-            ContractError: it was recorded in a batch that failed or has not been executed.
+            ContractError: it was recorded in a batch that failed, is gone or was not executed.
             CentellaError: what it, or an operand of it, could not be planned or compiled for.
         """
         if self.state == READY:
             assert self.buffer is not None
             return self.buffer
+        if self.state == PENDING and self.recording is not None:
+            self.recording.lapse()
         if self.error is not None:
             raise copy(self.error)
         label = f"{self.what} (recorded at {line_of(self.site)})"
@@ -324,7 +338,7 @@ class Value(Struct, eq=False, weakref=True):
             )
         if self.state == FAILED:
             cell, until = self.cell, ""
-            if cell is not None and cell.memory is not None:
+            if cell is not None and cell.memory is not None and cell.current is self:
                 until = f"; {cell.what} has no content until it is assigned"
             raise ContractError(f"{label} was never computed: {self.reason}{until}")
         raise ContractError(f"{label} is not computed yet: call execute() on its batch first")

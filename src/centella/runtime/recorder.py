@@ -216,6 +216,8 @@ class Recorder:
             mine = value.recording
             if mine is None or mine is explicit or chosen is not None or not mine.explicit:
                 continue
+            if mine.lapse():  # its values have failed: who needs one finds that
+                continue
             if explicit is not None:
                 raise ContractError(
                     f"{form.op.name}: operands wait for two open batches; execute one of them first"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 from centella.dtypes import Array
 from centella.errors import ContractError, DeviceError, DTypeError
@@ -36,11 +37,13 @@ class CommandBatch:
 
     Used as `with device.batch() as batch:`, operators on tensors record on it too, and it is
     executed at the end; an exception inside submits nothing. It can be filled again afterwards.
+    What it has not executed when it is dropped has failed.
     """
 
     def __init__(self, device: str | Device | None = None) -> None:
         self.device: Device = open_device(device)
         self._recording = Recording(self.device, explicit=True)
+        self._recording.batch = ref(self)
         self._operations = 0
         self._buffers = 0
         self._kept: list[Value] = []
@@ -88,7 +91,9 @@ class CommandBatch:
                 f"{name}: the batch is on {self.device.name}, the tensor on {tensor.device.name}"
             )
         recording = tensor._value.recording
-        if recording is not None and recording.explicit and recording is not self._recording:
+        if recording is None or not recording.explicit or recording is self._recording:
+            return
+        if not recording.lapse():
             raise ContractError(
                 f"{name}: the tensor belongs to another batch that has not been executed"
             )

@@ -83,7 +83,8 @@ class Compiled(Generic[R]):
             result = self._capture(fn, example.filled(tensors), recording)
             self._keep(result, recording, inputs)
         except BaseException:
-            recording.fail(f"capturing {self.name} failed")
+            with self.device.lock:
+                recording.fail(f"capturing {self.name} failed")
             raise
 
     @interruptible

@@ -76,6 +76,7 @@ class State(Described):
         """The device it lives on."""
         return self._current.device  # type: ignore[no-any-return]  # a Value is below Device
 
+    @uninterrupted
     def assign(self, data: Any) -> None:
         """Replace the content, in place: a tensor, array or number that broadcasts to the shape.
 
@@ -85,11 +86,11 @@ class State(Described):
         Raises:
             DTypeError, ShapeError: another dtype, or a shape that does not broadcast to this one.
         """
-        if isinstance(data, State):
-            data = data.value
-        if not isinstance(data, Tensor):
+        if not isinstance(data, (State, Tensor)):
             data = upload("assign", data, self._taken(data), self.device)
-        apply_all(get("assign"), (self.value, data), {})
+        with self.device.lock:  # the newest versions are so until this is recorded
+            source = data.value if isinstance(data, State) else data
+            apply_all(get("assign"), (self.value, source), {})
 
     def _taken(self, data: Any) -> DType | None:
         """What host data is converted to: this dtype, or None for an array, which has its own.
@@ -110,15 +111,18 @@ class State(Described):
     @property
     def note(self) -> Any:
         """What the owner knows of this version on the host; a failed change takes it back too."""
+        self._cell.settle()
         return self._cell.note
 
     @uninterrupted
     def mark(self, note: Callable[[Any], Any]) -> None:
         """Give this version a note, `note(the one it has)`; a replay calls it again, each time."""
-        self._cell.note = note(self._cell.note)
         recording = innermost(self.device)
-        if recording is not None and recording.host_updates is not None:
-            recording.host_updates.append((self._cell, note))
+        with self.device.lock:
+            self._cell.settle()
+            self._cell.note = note(self._cell.note)
+            if recording is not None and recording.host_updates is not None:
+                recording.host_updates.append((self._cell, note))
 
     def numpy(self) -> Array:
         """The content on the host: a copy that the caller owns."""
