@@ -193,8 +193,9 @@ def discarded(device: ct.Device) -> Any:
 
 
 def of_another_batch(device: ct.Device) -> Any:
-    waiting = device.batch().relu(ct.asarray(X, device=device))
-    return lambda: device.batch().tanh(waiting)
+    other = device.batch()
+    waiting = other.relu(ct.asarray(X, device=device))
+    return lambda: (device.batch().tanh(waiting), other)
 
 
 def of_another_device(device: ct.Device) -> Any:

@@ -68,14 +68,12 @@ class Operands(Struct, frozen=True):
         rows = f32 if other.dtype is i8 else other.dtype
         if self.dtype is not i8 and rows is not self.dtype:
             raise DTypeError(f"take: expected rows of {self.dtype.name}, got {rows.name}")
-        if len(set(lengths)) > 1:
-            raise ShapeError(f"take: expected sequences of one length, got {list(lengths)}")
         check_tensors("take", at)
         if at.dtype is not i32 or at.shape != self.shape[:1]:
             raise ShapeError(
                 f"take: expected at [{self.shape[0]}] i32, got {list(at.shape)} {at.dtype.name}"
             )
-        self.check_room(lengths[0])
+        self.check_room(max(lengths))
 
     def check_layer(self, layer: Any) -> None:
         """A number of a layer."""

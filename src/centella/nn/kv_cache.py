@@ -307,7 +307,8 @@ class KVCache:
         """Hold what sequences of another cache hold, in place of what is here.
 
         Args:
-            other: of the same layers, heads and sizes, whose sequences are equally long.
+            other: of the same layers, heads and sizes. All are as long here as its longest one:
+                `truncate` cuts the others.
             at: [batch] i32, which of its sequences each one here is.
 
         Raises:
