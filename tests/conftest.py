@@ -16,6 +16,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -27,6 +28,7 @@ from centella.specs import Caps
 from tests.support.devices import DEVICES, GPU, WINDOWED, forget_programs, open_device
 from tests.support.exclusive import exclusive
 
+FROZEN: set[Path] = set()  # files that collect garbage, and have begun
 EXCLUSIVE = exclusive()
 SLOW = ("simulator", "webgpu-minimum")
 # By folder: devices that have the first of a test's cases alone. A GPU has them all.
@@ -98,6 +100,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A file that collects garbage begins without what others have left, and so is quick."""
+    if isinstance(item, pytest.Function) and item.path not in FROZEN:
+        FROZEN.add(item.path)
+        if vars(item.module).get("gc") is gc:
+            gc.collect()
+            gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)  # after the fixtures of the file

@@ -6,12 +6,14 @@ import json
 import re
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import centella as ct
 from centella.audio import format_transcript
+from centella.tasks.transcribe.options import Options
 
 pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
@@ -24,6 +26,17 @@ ON = ("transcribe", "--model", MODEL, "--device", "cpu", "--vad", "off")
 DONE = re.compile(
     r"\S+: ([\d.]+) s(, \w\w)? in [\d.]+ s, [\d.]+ x real time(; no speech was found)?\n"
 )
+
+
+@pytest.fixture(autouse=True)
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random weights no text is believed: each window would be written at six temperatures."""
+    of = Options.of
+
+    def options(op: str, values: dict[str, Any], vocabulary: Any) -> Options:
+        return of(op, {"temperature": 0.0, **values}, vocabulary)
+
+    monkeypatch.setattr(Options, "of", options)
 
 
 @pytest.fixture
