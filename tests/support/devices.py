@@ -75,11 +75,13 @@ def forget_programs() -> None:
         plans._memo = Memo()
         device.cache.clear()
         device.pool.trim()
+    gc.unfreeze()  # what is frozen is none of these objects
     for kernel in gc.get_objects():
         if type(kernel) is Kernel:
             kernel._traced.clear()
             kernel._programs.clear()
     gc.collect()
+    gc.freeze()
 
 
 def name_of(device: ct.Device) -> str:

@@ -170,7 +170,12 @@ def rows(names: list[str]) -> Iterator[str]:
             bases = [
                 f"`{b.__name__}`" for b in object_of(name).__bases__ if b is not ct.CentellaError
             ]
-            yield f"| `ct.{name}` | {', '.join(bases)} | {inspect.getdoc(object_of(name))} |"
+            yield f"| `ct.{name}` | {', '.join(bases)} | {summary(name)} |"
+
+
+def summary(name: str) -> str:
+    """The first paragraph of a docstring, in a line."""
+    return " ".join((inspect.getdoc(object_of(name)) or "").partition("\n\n")[0].split())
 
 
 def in_table(name: str) -> bool:

@@ -617,3 +617,19 @@ def test_a_change_of_a_state_that_is_gone_says_so(device: ct.Device) -> None:
     version = ct.State.empty((4,), device=device).value
     with pytest.raises(ct.ContractError, match="assign: operand 0's State is gone: keep it"):
         apply("assign", version, ct.zeros((4,), device=device))
+
+
+@pytest.mark.devices("simulator")
+def test_a_state_of_another_device_is_refused_without_its_lock(device: ct.Device) -> None:
+    """Else two threads that assign each to the other's would wait for one another."""
+    state, other = counted(device), counted(ct.device("cpu"))
+
+    def assign() -> str:
+        with pytest.raises(ct.DeviceError) as error:
+            state.assign(other)
+        return str(error.value)
+
+    with other.device.lock:
+        assert (
+            elsewhere(assign) == "assign: operands on simulator and cpu; move one with .to(device)"
+        )

@@ -9,6 +9,7 @@ ui.perfetto.dev and chrome://tracing open. Source: the Trace Event Format docume
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import Counter, deque
@@ -17,7 +18,6 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from msgspec import Struct
-from msgspec.json import encode
 
 from centella.errors import CentellaError
 from centella.host.files import replaced
@@ -192,7 +192,8 @@ class Timeline:
         events += _device_events([s for s in spans if s.device], works, processes, zero)
         document = {"displayTimeUnit": "ms", "traceEvents": events}
         with replaced(path) as file:
-            file.write(encode(document))
+            # Not by msgspec, which refuses names of files that are no text.
+            file.write(json.dumps(document).encode())
 
 
 def _row(

@@ -313,13 +313,20 @@ class KVCache:
 
         Raises:
             ShapeError, DTypeError, DeviceError, KVCacheFullError: it does not fit; nothing changes.
+            ContractError: its step is unfinished, or a layer has no content: after the first one
+                this cache is empty.
         """
         if other.device is not self.device:
             raise DeviceError(f"take: expected {self.device.name}, got {other.device.name}")
         self._operands.check_taken(other._operands, other.lengths, at)
         tokens = max(other._begun(other._filled, 0).ends)  # unless a step is unfinished
         for layer, source in enumerate(other._layers):
-            k, v = source.rows(lambda x: gather(x[:, :, :tokens], at))
+            try:
+                k, v = source.rows(lambda x: gather(x[:, :, :tokens], at))
+            except BaseException:
+                if layer:
+                    self.truncate(0)
+                raise
             if not layer:  # what cannot be read changes nothing
                 self.truncate(0)
             if tokens:

@@ -6,6 +6,8 @@ testing) is generic over this class.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
@@ -227,6 +229,15 @@ class Op(Struct, Generic[A], frozen=True, eq=False):
         return HostProgram(f"numpy:{self.name}", self.name, call)
 
 
+_loading: threading.RLock = threading.RLock()  # held while a process forks: no half of a module
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_loading.acquire,
+        after_in_parent=_loading.release,
+        after_in_child=_loading.release,
+    )
+
+
 class Registry(dict[str, Op[Any]]):
     """Ops by name; the module of one loads when it is first asked for.
 
@@ -240,7 +251,8 @@ class Registry(dict[str, Op[Any]]):
 
     @uninterrupted
     def __missing__(self, name: str) -> Op[Any]:
-        import_module(self.modules[name])
+        with _loading:
+            import_module(self.modules[name])
         return dict.__getitem__(self, name)
 
 

@@ -8,6 +8,7 @@ assignment.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -54,11 +55,14 @@ def stored(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> Stored:
         value = source.node, source.index
         if source.node < 0 or source.offset or value in owners or not _alike(nodes, node):
             continue
-        between = any(source.node <= use < index for use in uses[state])
-        later = min((each for each in changes[state] if each > index), default=len(nodes))
+        used, changed = uses[state], changes[state]
+        between = used[bisect_left(used, source.node)] < index  # the assignment is a use itself
+        after = bisect_right(changed, index)
+        later = changed[after] if after < len(changed) else len(nodes)
         if not between and max(uses[value]) < later:
             owners[value], makers[index] = state, source.node
-            uses[state] += uses[value]
+            for use in uses[value]:
+                insort(used, use)
     return Stored(owners, makers)
 
 

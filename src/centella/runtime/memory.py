@@ -32,7 +32,7 @@ class Memory(Struct, frozen=True):
     """What `Device.memory` gives: bytes of a device's memory, as they were then.
 
     Attributes:
-        live: in use, or given back since the last allocation; held: with what is kept for reuse.
+        live: in use; held: with what is kept for reuse.
         peak: most in use since the device was opened, or since `device.reset_peak()`.
         budget: most that may be held, if the device was opened with `memory_limit`.
         free, total: what the driver says of the whole device; None where it says nothing.

@@ -74,7 +74,13 @@ class State(Described):
     @property
     def device(self) -> Device:
         """The device it lives on."""
-        return self._current.device  # type: ignore[no-any-return]  # a Value is below Device
+        return self._home
+
+    @property
+    def _home(self) -> Device:
+        memory = self._cell.memory
+        assert memory is not None, "a State has memory"
+        return memory.device  # type: ignore[no-any-return]  # a Value is below Device
 
     @uninterrupted
     def assign(self, data: Any) -> None:
@@ -86,9 +92,13 @@ class State(Described):
         Raises:
             DTypeError, ShapeError: another dtype, or a shape that does not broadcast to this one.
         """
+        device = self._home
+        if isinstance(data, State) and data._home is not device:  # whose lock is not to be taken
+            both = f"{device.name} and {data._home.name}"
+            raise DeviceError(f"assign: operands on {both}; move one with .to(device)")
         if not isinstance(data, (State, Tensor)):
-            data = upload("assign", data, self._taken(data), self.device)
-        with self.device.lock:  # the newest versions are so until this is recorded
+            data = upload("assign", data, self._taken(data), device)
+        with device.lock:  # the newest versions are so until this is recorded
             source = data.value if isinstance(data, State) else data
             apply_all(get("assign"), (self.value, source), {})
 

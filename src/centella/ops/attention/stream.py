@@ -211,10 +211,12 @@ def _most_keys(dim: int, part: int, caps: Caps) -> int:
 
 
 def _part_of(form: Form[AttentionAttrs], caps: Caps) -> int | None:
-    """Elements of the head that a group computes; None where one key is too large."""
+    """Elements of the head that a group computes; None where too few keys fit."""
     dim = form.inputs[0].shape[3]
     part = min(-(-dim // 8) * 8, 64)
-    return part if _most_keys(dim, part, caps) else None
+    keys = _most_keys(dim, part, caps)
+    # The head is unrolled: a wider one compiles for a minute and more on a CPU.
+    return part if keys >= 4 or (keys and dim <= 1280) else None
 
 
 STREAM = AttentionVariant("stream", _part_of, _launches)
