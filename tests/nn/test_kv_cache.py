@@ -400,6 +400,27 @@ def test_an_empty_cache_is_taken_over(device: ct.Device, dtype: str) -> None:
     assert cache.lengths == (3, 3)
 
 
+@pytest.mark.devices("cpu")
+def test_a_cache_that_cannot_be_taken_whole_leaves_an_empty_one(device: ct.Device) -> None:
+    """The first layer can be read, the second has no content: a change of it failed half way."""
+    k, at = (
+        ct.ones((2, 2, 3, 8), device=device),
+        ct.asarray(np.array([1, 0], np.int32), None, device),
+    )
+    mine, other = (ct.KVCache(2, 2, 8, 9, num_layers=2, device=device) for _ in range(2))
+    for layer in range(2):
+        mine.append(k, k, layer)
+        other.append(k, k, layer)
+    device.synchronize()
+    other._layers[1].keys._current.lose("a test")
+    with pytest.raises(ct.ContractError, match="keys of layer 1 has no content"):
+        mine.take(other, at)
+    assert mine.lengths == (0, 0) and not mine.positions.numpy().any()
+    for layer in range(2):
+        mine.append(k, k, layer)
+    assert mine.lengths == (3, 3)
+
+
 # -- values of another size than keys -------------------------------------------------------------
 
 

@@ -431,3 +431,17 @@ def test_the_inner_loop_of_decoding_is_loads_and_products() -> None:
     assert sum(s.startswith("ld.global") and ".v4" in s for s in inner) == 16
     assert sum(s.startswith("mma.sync") for s in inner) == 16 + 8 + 2
     assert not any(s.startswith("ld.shared") for s in inner[: inner.index("bar.sync")])
+
+
+@pytest.mark.parametrize("variant", ["mma", "split_mma", "cluster_mma"])  # wgmma has none
+def test_how_low_a_mask_hides_a_key(variant: str) -> None:
+    """As in the portable kernels: -2^119 does; of keys that all have a bit more none is hidden."""
+    queries = 3 if variant in ("split_mma", "cluster_mma") else 70
+    for low, hidden in ((-(2.0**119), True), (-2.1e38, True), (-(2.0**118), False)):
+        mask = np.full((1, 1, queries, 200), low, np.float32)
+        plan = planned(variant, (1, 4, 2, queries, 200, 64), mask=mask)
+        q, k, v = plan.random()
+        got = plan.run(q, k, v)
+        mean = v.astype(np.float16).astype(np.float64).mean(2).repeat(2, 1)
+        wanted = np.zeros_like(got) if hidden else np.broadcast_to(mean[:, None], got.shape)
+        np.testing.assert_allclose(got, wanted, atol=2e-4)

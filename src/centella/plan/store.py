@@ -39,6 +39,8 @@ def stored(nodes: Sequence[PlanNode], alive: Sequence[bool]) -> Stored:
         nodes: in order; alive: those that run.
     """
     owners, makers = owners_of(nodes), dict[int, int]()
+    if not any(node.op is ASSIGN for node in nodes):
+        return Stored(owners)
     uses, changes = defaultdict[Origin, list[int]](list), defaultdict[Origin, list[int]](list)
     for index, node in enumerate(nodes):
         if alive[index]:

@@ -62,6 +62,8 @@ class Executor:
         self, backend: Backend, *, pool: str = "reuse", cache: PipelineCache | None = None,
         memory_limit: int | None = None, device: Any = None,
     ) -> None:  # fmt: skip
+        from centella.runtime.plans import Plans
+
         self.device: Any = self if device is None else device
         self.backend: Backend = backend
         self.name: str = backend.name
@@ -69,8 +71,6 @@ class Executor:
         self.pool: Pool = Pool(backend, pool, memory_limit)
         self.workspace: Workspace = Workspace(self.pool, backend.caps.max_binding)
         self.lock: threading.RLock = threading.RLock()
-        from centella.runtime.plans import Plans
-
         self.plans: Plans = Plans(backend)
         self.border: Border = Border(self.lose)
         self.suspects: Suspects = Suspects(self.lock)

@@ -74,10 +74,6 @@ class State(Described):
     @property
     def device(self) -> Device:
         """The device it lives on."""
-        return self._home
-
-    @property
-    def _home(self) -> Device:
         memory = self._cell.memory
         assert memory is not None, "a State has memory"
         return memory.device  # type: ignore[no-any-return]  # a Value is below Device
@@ -92,9 +88,9 @@ class State(Described):
         Raises:
             DTypeError, ShapeError: another dtype, or a shape that does not broadcast to this one.
         """
-        device = self._home
-        if isinstance(data, State) and data._home is not device:  # whose lock is not to be taken
-            both = f"{device.name} and {data._home.name}"
+        device = self.device
+        if isinstance(data, State) and data.device is not device:  # whose lock is not to be taken
+            both = f"{device.name} and {data.device.name}"
             raise DeviceError(f"assign: operands on {both}; move one with .to(device)")
         if not isinstance(data, (State, Tensor)):
             data = upload("assign", data, self._taken(data), device)
