@@ -15,10 +15,14 @@ from centella.dtypes import DType, bf16, f16
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import SimulationError
 from centella.lang.ir import BARRIERS, HOPPER
+from centella.op.op import Form
 from centella.ops.attention import choice, wgmma
-from centella.ops.attention.wgmma import WGMMA, WGMMA_TILES
+from centella.ops.attention.op import ATTENTION
+from centella.ops.attention.problem import AttentionAttrs
+from centella.ops.attention.wgmma import TALL, WGMMA, WGMMA_TILES
 from centella.ops.attention.wgmma_tile import WgmmaTile
 from centella.simulator.run import simulate
+from centella.specs import make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS, Plan, Shape, error, exact, on_device, planned
 from tests.support.lang_common import ORDERS
@@ -26,7 +30,7 @@ from tests.support.mutations import MEETS, mistakes
 
 SMALL = WgmmaTile(32, late=True)
 ORDER = 10  # the shared array: behind Q, K, V, Y and six of barriers
-TILES = [(most, tile) for most, *tiles, _ in WGMMA_TILES for tile in tiles]
+TILES = [(most, tile) for most, *tiles, _ in WGMMA_TILES for tile in tiles] + [*TALL.items()]
 
 
 def name_of(x: Any) -> str:
@@ -67,6 +71,7 @@ CASES: dict[str, tuple[Shape, WgmmaTile, dict[str, Any]]] = {
         {"lengths": [70, 150], "softcap": 1.5, "sinks": [2.0, -np.inf]},
     ),
     "one consumer": ((1, 1, 1, 70, 100, 16), WgmmaTile(48, 1), {}),
+    "keys kept": ((1, 1, 1, 130, 200, 16), replace(SMALL, late=False, kept=True), {}),
     "three consumers": ((1, 1, 1, 200, 100, 16), WgmmaTile(32, 3, 3), {"causal": True}),
 }
 
@@ -75,6 +80,15 @@ CASES: dict[str, tuple[Shape, WgmmaTile, dict[str, Any]]] = {
 def test_masks_and_sizes(name: str) -> None:
     shape, tile, masks = CASES[name]
     planned("wgmma", shape, f16, tile, **masks).check()
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(1, 128), (8, 192)])
+def test_tall_tiles_where_rounds_are_many(batch: int, queries: int) -> None:
+    """Whisper's encoder: of one window 240 tiles take as many rounds as 160 taller ones."""
+    q, y = (make_spec(shape, f16, 16) for shape in ((batch, 20, 1500, 64), (batch, 1500, 20, 64)))
+    form = Form(ATTENTION, (q, q, q), (y,), AttentionAttrs((), 0.125, False))
+    tile = wgmma.tile_of(form, CAPS)
+    assert tile is not None and tile.queries == queries
 
 
 @pytest.mark.turns("resident")

@@ -3,7 +3,8 @@
 A maximum is replaced only where it grew by more than 2^8: until then weights are up to 2^8, which
 16 bits hold as precisely, and sums need no rescaling (as in FlashAttention-4). `grow` and
 `store_row` serve `mma.py` too; `Rows` has a warpgroup's 64 queries, in the registers that scores
-come in. Summed are the weights as they are used, rounded, so that they add up to 1.
+come in. Summed are the weights before they are rounded to 16 bits: what rounding takes from one it
+gives to another, and reading them back is one instruction of six.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from centella import lang
-from centella.dtypes import f32, i32
+from centella.dtypes import f32, i32, u32
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, bounded, product_scale, share_of
@@ -124,7 +125,11 @@ class Rows:
         return [r for r in range(self.scores.registers) if r // 2 % 2 == h]
 
     def soften(self) -> tuple[Expr, list[Expr]]:
-        """Scores become weights; whether a maximum was replaced, and what each row shrinks by."""
+        """Scores become weights, and are summed.
+
+        Returns:
+            Whether a maximum was replaced, and what sums and products of each row shrink by.
+        """
         grown, shrinks = grow(
             lambda h: (self.scores[r] for r in self._of(h)), self._base, self._factor
         )
@@ -133,25 +138,21 @@ class Rows:
             for r in self._of(h):
                 exponent = lang.fma(self.scores[r], self._factor, -base)
                 self.scores[r] = lang.exp2_native(exponent)
-            self._total[h].set(self._total[h] * shrinks[h])
+            sums = [self._total[h] * shrinks[h], lang.const(0.0, f32)]
+            for i, r in enumerate(self._of(h)):
+                sums[i % 2] = sums[i % 2] + self.scores[r]
+            self._total[h].set(sums[0] + sums[1])
         return grown[0] | grown[1], shrinks
 
     def round(self) -> None:
-        """Weights as the first factor of products, in as many parts as they have; their sums.
-
-        Two parts are as exact as the weight, one is read again as it was rounded.
-        """
-        sums = [[self._total[h].get(), lang.const(0.0, f32)] for h in range(2)]
+        """Weights as the first factor of products, in as many parts as they have."""
         for i, parts in enumerate(self.weights):
             for n in range(4):
-                pair = [self.scores[8 * i + 2 * n + e] for e in range(2)]
-                put(parts, n, pair)
-                used = pair if len(parts) > 1 else parts[0][n]
-                of_row = sums[n % 2]
-                for e, weight in enumerate(used):
-                    of_row[e] = of_row[e] + weight
-        for total, of_row in zip(self._total, sums, strict=True):
-            total.set(of_row[0] + of_row[1])
+                put(parts, n, [self.scores[8 * i + 2 * n + e] for e in range(2)])
+
+    def nothing(self) -> Expr:
+        """0, u32, which is known when all weights are: no sum of powers is below 0."""
+        return lang.cast(self._total[0] + self._total[1] < 0.0, u32)
 
     def shrink(self, grown: Operand, shrinks: list[Expr]) -> None:
         """Rescale what was summed, where a maximum was replaced."""

@@ -27,6 +27,7 @@ from centella.ops.attention.problem import (
 from centella.ops.attention.scaled import SLAB, values_first
 from centella.ops.attention.wgmma_kernel import kernel
 from centella.ops.attention.wgmma_tile import WgmmaTile
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.specs import Caps, Spec
 
 MOST_DIM = 128
@@ -37,6 +38,10 @@ WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
     (64, WgmmaTile(128, stages=4, late=True), WgmmaTile(128, stages=4, parts=2), 49),
     (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
 )
+# Of f16: 192 queries at a time, which take 1 / SOONER of the time that as many take by 128, since a
+# third consumer works where two wait.
+TALL: dict[int, WgmmaTile] = {64: WgmmaTile(128, consumers=3, stages=4, kept=True)}
+SOONER = 1.13
 CACHED = 24 << 20  # bytes of keys and values that stay in the L2 cache
 MANY = 1 << 15, 1024  # queries of all heads, keys: from here on values of bf16 are scaled to f16
 
@@ -45,7 +50,7 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
     """The tile for a head, where copies reach the operands and the softmax folds the scale."""
     q, k, attrs = form.inputs[0], form.inputs[1], form.attrs
     dim = q.shape[3]
-    tiles = next((tiles for most, *tiles, _ in WGMMA_TILES if dim <= most), None)
+    most, tiles = next(((most, x) for most, *x, _ in WGMMA_TILES if dim <= most), (0, None))
     folds = attrs.softcap is not None or FOLDED[0] <= attrs.scale <= FOLDED[1]
     folds = folds and {"lengths", "starts", "sinks", "offsets"}.issuperset(attrs.masks)
     reached = rows_of_16_bits(form) and all(map(_apart, form.inputs[:3]))
@@ -53,8 +58,18 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
         return None
     many = texts_of(form) is None and math.prod(q.shape[:3]) >= MANY[0] and k.shape[2] >= MANY[1]
     tile = tiles[q.dtype is bf16 and not (many and dim % SLAB == 0)]
+    tall = TALL.get(most) if tile.parts == 1 and texts_of(form) is None else None
+    if tall is not None and _in_turn(q, tall) < SOONER * _in_turn(q, tile):
+        tile = tall
     fits = tile.shared_bytes(dim) <= caps.max_shared and tile.threads <= caps.max_workgroup
     return tile if fits else None
+
+
+def _in_turn(q: Spec, tile: WgmmaTile) -> int:
+    """Queries that the busiest multiprocessor has, one tile after the other."""
+    batch, heads, lq, _ = q.shape
+    tiles = -(-lq // tile.queries) * batch * heads
+    return -(-tiles // MULTIPROCESSORS) * tile.queries
 
 
 def _apart(spec: Spec) -> bool:

@@ -22,7 +22,7 @@ from centella import lang
 from centella.dtypes import u32
 from centella.emit.program import Kernel
 from centella.lang.memory import Argument
-from centella.lang.values import Operand
+from centella.lang.values import Expr, Operand
 from centella.ops.attention.masks import Scoring, sink_of
 from centella.ops.attention.problem import parameters
 from centella.ops.attention.rows import UNSEEN, K, M, Rows
@@ -196,11 +196,13 @@ class _Consumer:
     def _step(self, key0: Any) -> None:
         """Scores and weights of a tile, and the products of the last one's weights."""
         shared = self.shared
-        self._start()
+        self._start(release=not shared.tile.kept)
         self.rows.bound()
         if key0 is not None:
             self.rows.hide(key0)
         grown, shrinks = self.rows.soften()
+        if shared.tile.kept:
+            self._release(shared.empty_k, self.ring_k, self.rows.nothing())
         if shared.tile.late:
             self._take_turn()
         lang.ptx.wgmma_wait(0)
@@ -281,23 +283,24 @@ class _Consumer:
         with lang.if_(self.leader):
             self.shared.order.arrive((self.mine + 1) % self.shared.tile.consumers)
 
-    def _release(self, empty: Any, ring: Ring) -> None:
-        """Give a stage back, on to the next."""
+    def _release(self, empty: Any, ring: Ring, behind: Expr | int = 0) -> None:
+        """Give a stage back, on to the next; `behind`: 0, known when it may be given back."""
         with lang.if_(self.leader):
-            empty.arrive(ring.stage)
+            empty.arrive(ring.stage + behind)
         ring.advance()
 
     def _ask(self) -> None:
         """Wait for the queries."""
         self.shared.full_q.wait(self.ring_q.stage.get(), self.ring_q.parity)
 
-    def _start(self) -> None:
+    def _start(self, *, release: bool = True) -> None:
         """Start the next scores, then products of weights; the scores are there."""
         self._score()
         self._mix()
         self._pass_turn()
         lang.ptx.wgmma_wait(1)
-        self._release(self.shared.empty_k, self.ring_k)
+        if release:
+            self._release(self.shared.empty_k, self.ring_k)
 
     def _score(self) -> None:
         """Start the scores of the next keys."""

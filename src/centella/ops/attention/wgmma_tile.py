@@ -15,9 +15,11 @@ REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}  # by consumers; two but 
 class WgmmaTile(Struct, frozen=True):
     """Keys of a tile, consumers of 64 queries each, stages of the rings.
 
-    `parts`: 16-bit numbers that a weight is the sum of. `late`: a consumer waits for its turn
-    behind the softmax, before it waits for products; the assembler then leaves the powers of two
-    where they are, beside the products, and moves them behind the products otherwise.
+    `parts`: 16-bit numbers that a weight is the sum of.
+
+    The assembler moves the powers of two behind the wait for products, beside which they should be,
+    unless something between needs them or cannot be passed. `late`: a consumer waits for its turn
+    there. `kept`: it gives the keys' stage back there, which has a number that needs their sum.
     """
 
     keys: int
@@ -25,6 +27,7 @@ class WgmmaTile(Struct, frozen=True):
     stages: int = 2
     parts: int = 1
     late: bool = False
+    kept: bool = False
 
     @property
     def queries(self) -> int:
