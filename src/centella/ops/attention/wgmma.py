@@ -36,7 +36,7 @@ MOST_DIM = 128
 # the least head that is worth its padding.
 WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
     (64, WgmmaTile(128, stages=4, late=True), WgmmaTile(128, stages=4, parts=2), 49),
-    (128, WgmmaTile(128), WgmmaTile(128, parts=2), 97),
+    (128, WgmmaTile(128, kept=True), WgmmaTile(128, parts=2), 97),
 )
 # Of f16: 192 queries at a time, which take 1 / SOONER of the time that as many take by 128, since a
 # third consumer works where two wait.
