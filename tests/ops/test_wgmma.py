@@ -34,11 +34,13 @@ Array = np.ndarray[Any, Any]
 SMALL = WgmmaTile(64, 64, 32, 3, turns=True, staged=64)
 TALL = WgmmaTile(128, 64, 32, 3, turns=True, staged=32)
 NARROWER = WgmmaTile(64, 64, 32, 3, turns=True, staged=32, last=32)
+WHOLE = WgmmaTile(64, 64, 32, 3, turns=True, staged=32, whole=True)  # residuals are brought
 # What the shipped tiles have not: consumers that share a tile, stores from registers.
 TILES = (
     *WGMMA_TILES,
     SMALL,
     NARROWER,
+    WHOLE,
     WgmmaTile(64, 64, 32, 2),
     WgmmaTile(128, 64, 64, 2, staged=64),
 )
@@ -46,7 +48,9 @@ WIDE = WgmmaTile(128, 256, 64, 4, staged=128)  # which the sweep on a card tries
 
 
 def name(tile: WgmmaTile) -> str:
-    return f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}x{tile.turns:d}x{tile.staged}x{tile.last}"
+    whole = "xwhole" if tile.whole else ""
+    sizes = f"{tile.bm}x{tile.bn}x{tile.bk}x{tile.stages}"
+    return f"{sizes}x{tile.turns:d}x{tile.staged}x{tile.last}{whole}"
 
 
 @pytest.fixture
@@ -72,6 +76,17 @@ def lowered(
     call, ir = one_launch("linear" if epilogue else "matmul", inputs, y, CAPS, **attrs)
     assert call.kernel.name == "wgmma"
     return Launch(call, inputs[0], inputs[1]), ir
+
+
+def ended(launch: Launch) -> tuple[list[Array], Array, Array]:
+    """The words of a product with an epilogue; its sums with their bias, what is added, exact."""
+    rng, y = np.random.default_rng(3), launch.call.tensors[-1].spec
+    specs = (launch.a, launch.b, make_spec(y.shape[1:], f16, 16), y)
+    values = [rng.standard_normal(s.shape) for s in specs]
+    words = [laid_out(v, s, BEYOND) for v, s in zip(values, specs, strict=True)]
+    words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
+    a, b, bias, residual = (rounded(v, f16) for v in values)
+    return words, a @ b.T * 0.5 + bias, residual
 
 
 @pytest.mark.parametrize("tile", TILES, ids=name)
@@ -147,13 +162,16 @@ def test_widths_make_the_busiest_multiprocessor_least_busy(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "turns"])
-@pytest.mark.parametrize(("activation", "tile"), [("", SMALL), ("", TALL), ("gelu", SMALL)])
+@pytest.mark.parametrize(
+    ("activation", "tile"), [("", SMALL), ("", TALL), ("", WHOLE), ("gelu", WHOLE)]
+)
 def test_an_epilogue_sees_f32_sums(
     activation: str, tile: WgmmaTile, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through shared memory, and with both an activation and a residual from registers.
 
-    Where a group has one tile both consumers have it, and residuals are loaded before its products.
+    Where a group has one tile both consumers have it, and residuals are loaded before its products;
+    where it has several they are brought where the results will lie, if those all have room.
     """
     monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
     if not alone:
@@ -163,15 +181,10 @@ def test_an_epilogue_sees_f32_sums(
     assert dict(launch.call.constants)["staged"] is not bool(activation)
     used = dict(launch.call.constants)["tile"]
     assert used == replace(tile, turns=not alone)
-    rng = np.random.default_rng(3)
-    y = launch.call.tensors[-1].spec
-    specs = (launch.a, launch.b, make_spec((72,), f16, 16), y)
-    values = [rng.standard_normal(s.shape) for s in specs]
-    words = [laid_out(v, s, BEYOND) for v, s in zip(values, specs, strict=True)]
-    words.append(np.full(y.storage_bytes // 4, 0x7FC07FC0, np.uint32))
+    brought = tile.whole and not (alone or activation)
+    assert dict(launch.call.constants)["brought"] is brought
+    words, sums, residual = ended(launch)
     simulate(ir, words, parameters(launch.call, ir), launch.call.groups)
-    a, b, bias, residual = (rounded(v, f16) for v in values)
-    sums = a @ b.T * 0.5 + bias
     if activation:
         sums = sums * (1 + np.vectorize(erf)(sums / np.sqrt(2))) / 2
     wanted = sums + residual
@@ -195,20 +208,25 @@ def test_nothing_is_written_outside(small: None) -> None:
     assert (words[-1].view(np.uint16)[65 * spec.strides[0] :] == 0x7FC0).all()
 
 
-@pytest.mark.parametrize("tile", [SMALL, NARROWER], ids=name)
+@pytest.mark.parametrize("tile", [SMALL, NARROWER, WHOLE], ids=name)
 def test_every_wait_and_fence_is_needed(tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one the simulator reports, or the result is wrong; the same one place further."""
     monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
     monkeypatch.setattr(wgmma_tiles, "_alone", lambda *_: False)
     if tile.last:
         monkeypatch.setattr(wgmma, "widths_of", lambda *_: (0, 1, 1))
-    launch, ir = lowered(300, 90 if tile.last else 60, 136)
+    n = 90 if tile.last else 60
+    launch, ir = lowered(300, n, 136, epilogue=tile.whole, activation="")
     seen: set[str] = set()
     for what, broken in mutations(ir):
         kind = what.split()[0] if what[:2] != "no" else what.split()[1]
         if kind not in HOPPER | BARRIERS:
             continue
-        words, wanted = operands(launch)
+        if tile.whole:
+            words, *terms = ended(launch)
+            wanted = sum(terms)
+        else:
+            words, wanted = operands(launch)
         try:
             simulate(broken, words, parameters(launch.call, ir), launch.call.groups, resident=1)
         except SimulationError:
@@ -230,6 +248,10 @@ def test_tiles_stay_in_registers(
     monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
     layouts = [x for x in ("NT", "TN") if tile.takes(True, x == "NT")]
     cases = [lowered(4096, 4096, 4096, layout=x)[1] for x in layouts]
+    if tile.whole:
+        whole, ir = lowered(4096, 4096, 1280, epilogue=True, activation="")
+        assert dict(whole.call.constants)["brought"]
+        cases.append(ir)
     if tile in WGMMA_TILES:
         cases.append(lowered(4097, 4093, 4099, bf16, epilogue=True)[1])
         for activation in ("gelu", ""):  # of one tile for each group

@@ -54,17 +54,31 @@ class Finish(Struct, frozen=True, eq=False):
         for j in self.columns:
             self.ready[j] = self._column(j)
 
-    def stage(self, ring: Any, slot: Any) -> None:
-        """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time."""
+    def stage(self, ring: Any, slot: Any, brought: bool) -> None:
+        """Write all to shared memory, four matrices of a fragment, sixteen columns, at a time.
+
+        Args:
+            brought: the residual lies where they go.
+        """
         first = chunk_of(ring, slot)
         rounded = [lang.ptx.Fragment(ring.dtype, (M, K)) for _ in self.sums]
         for j in self.columns[::2]:
+            if brought:
+                self._read(ring, ring.right(first, (j - self.columns.start) // 8), j)
             for right in range(2):
                 for i, below, out in self._pairs(j + 8 * right, self._column(j + 8 * right)):
                     rounded[i][below % M // 8 + 2 * right] = tuple(out)
             chunk = ring.right(first, (j - self.columns.start) // 8)
             for i, fragment in enumerate(rounded):
                 lang.ptx.stmatrix(ring, chunk + ring.down(i * M), fragment)
+
+    def _read(self, ring: Any, chunk: Any, j: int) -> None:
+        """The residual of sixteen columns from j on, as the sums lie in registers."""
+        for i in range(len(self.sums)):
+            lines = lang.ptx.Fragment(ring.dtype, (16, K))
+            lang.ptx.ldmatrix(ring, chunk + ring.down(i * M), lines)
+            for n in range(4):
+                self.added[j + n // 2 * 8, i, i * M + n % 2 * 8] = list(lines[n])
 
     def _column(self, j: int) -> Epilogue:
         """The epilogue of this thread's two columns of eight; past the edge the last one's."""
@@ -106,11 +120,14 @@ class Stored(Struct, frozen=True, eq=False):
     y: Any
     p: dict[str, Any]
 
+    def bring(self, row: Any, column: Any, across: int, mine: Any, leader: Any) -> None:
+        """Nothing: a residual is loaded."""
+
     def begin(self, parts: list[Finish]) -> None:
         """Nothing: a thread past the edge has no columns."""
 
-    def take(self, whole: Finish, mine: Any, leader: Any) -> None:
-        """Write columns of a tile."""
+    def take(self, part: int, whole: Finish, mine: Any, leader: Any) -> None:
+        """Write a part's columns."""
         p = self.p
         for j in whole.columns:
             column = whole.column + whole.sums[0].place(j // 2)[1]
@@ -129,12 +146,40 @@ class Stored(Struct, frozen=True, eq=False):
 
 
 class Staged:
-    """Results on their way through shared memory: each consumer has a place of its own there."""
+    """Results on their way through shared memory: each consumer has places of its own there.
 
-    def __init__(self, y: Any, shape: tuple[int, int, int], p: dict[str, Expr]) -> None:
+    Args:
+        shape: places of all consumers, rows, columns of one; places: of each consumer.
+        residual: what is brought there before, while products are under way; None: nothing.
+        come: barriers that it counts at, one a consumer.
+    """
+
+    def __init__(
+        self, y: Any, shape: tuple[int, int, int], places: int, p: dict[str, Expr], residual: Any,
+        come: Any,
+    ) -> None:  # fmt: skip
         self.ring: lang.ptx.SharedTile = lang.ptx.SharedTile(y.dtype, shape)
+        self.places: int = places
         extents = (p["n"], p["m"], lang.parameter("batches", u32))
         self.map: Any = lang.ptx.TensorMap(y, self.ring, extents, (p["ldy"], p["sy"]))
+        self.residual: Any = None
+        if residual is not None:
+            pitch = lang.parameter("ldr", u32)
+            self.residual = lang.ptx.TensorMap(residual, self.ring, (p["n"], p["m"]), (pitch,))
+            self.come: Any = come
+            self.turn: Any = lang.var(0, u32)
+
+    def bring(self, row: Any, column: Any, across: int, mine: Any, leader: Any) -> None:
+        """Have a tile's residual copied to its places, once the last results have left."""
+        if self.residual is None:
+            return
+        ring = self.ring
+        with lang.if_(leader):
+            lang.ptx.tma_store_wait(0)
+            self.come.expect(mine, 2 * ring.rows * across)
+            for part in range(across // ring.columns):
+                at = (column + part * ring.columns, row)
+                lang.ptx.tma_load(self.residual, at, mine * self.places + part, self.come, mine)
 
     def begin(self, parts: list[Finish]) -> None:
         """Load what the first ones have, the last products under way: of all the widest spill."""
@@ -146,15 +191,21 @@ class Staged:
         with lang.if_(leader):
             lang.ptx.tma_store_wait(0)
 
-    def take(self, whole: Finish, mine: Any, leader: Any) -> None:
-        """Write columns of a tile there, once the last ones have left, and have them copied."""
-        with lang.if_(leader):
-            lang.ptx.tma_store_wait(0)
-        lang.ptx.warpgroup_barrier()
-        whole.stage(self.ring, mine)
+    def take(self, part: int, whole: Finish, mine: Any, leader: Any) -> None:
+        """Write a part's columns to their place, once it is free, and have them copied."""
+        brought = self.residual is not None
+        if not brought:
+            with lang.if_(leader):
+                lang.ptx.tma_store_wait(0)
+            lang.ptx.warpgroup_barrier()
+        elif not part:
+            self.come.wait(mine, self.turn)
+            self.turn.set(self.turn ^ 1)
+        slot = mine if self.places == 1 else mine * self.places + part
+        whole.stage(self.ring, slot, brought)
         lang.ptx.async_fence()
         lang.ptx.warpgroup_barrier()
         with lang.if_(leader):
             at = (whole.column + whole.columns.start, whole.row, whole.batch)
-            lang.ptx.tma_store(self.map, at, mine)
+            lang.ptx.tma_store(self.map, at, slot)
             lang.ptx.tma_store_commit()

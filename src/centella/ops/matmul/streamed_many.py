@@ -240,8 +240,8 @@ def _consume(
         else:
             columns = range(0, tile.group.across, 8)
             Stored(y, p).take(
-                Finish(zero, zero, column, [fragment], columns, p, activation, extra, (),
-                       tile.gated), zero, leader,
+                0, Finish(zero, zero, column, [fragment], columns, p, activation, extra, (),
+                          tile.gated), zero, leader,
             )  # fmt: skip
 
 

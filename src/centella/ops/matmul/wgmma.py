@@ -10,6 +10,9 @@ Copies write zeros past the edges of A and B, so tails of k, m and n are exact. 
 lie along k or across it: the descriptor of its tile says so. Rows start on 16 bytes, which copies
 need; products of other operands are those of `mma`.
 
+A residual is brought where the results of its tile will lie, while products are under way: loaded
+behind them it is a microsecond away, for every part that there are registers for.
+
 With a gate the columns of a tile come from both halves of B, as two boxes beside each other, so
 that a thread has the sums of a gate and of what it multiplies, and half as many results leave.
 
@@ -89,9 +92,14 @@ class OperandRing:
 
 
 class _Shared:
-    """What both roles see: operands, barriers, sizes. `order` has the consumers take turns."""
+    """What both roles see: operands, barriers, sizes. `order` has the consumers take turns.
 
-    def __init__(self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool) -> None:
+    At `come` residuals count that are brought.
+    """
+
+    def __init__(
+        self, tile: WgmmaTile, a: Any, b: Any, a_along_k: bool, b_along_k: bool, brought: bool
+    ) -> None:
         self.tile = tile
         names = (*SIZES, *LAST) if tile.last else SIZES
         self.p: dict[str, Any] = {n: lang.parameter(n, u32) for n in names}
@@ -99,6 +107,7 @@ class _Shared:
         self.right = OperandRing(b, "b", tile.bn, tile, b_along_k, self.p)
         self.full, self.empty = lang.ptx.Barriers(tile.stages), lang.ptx.Barriers(tile.stages)
         self.order: Any = lang.ptx.Barriers(2) if tile.turns else None
+        self.come: Any = lang.ptx.Barriers(tile.consumers) if brought else None
         self.steps = (self.p["k"] + (tile.bk - 1)) // tile.bk
         with lang.if_(lang.local_id() == 0):
             for stage in range(tile.stages):
@@ -107,6 +116,9 @@ class _Shared:
             if self.order is not None:
                 for consumer in range(2):
                     self.order.init(consumer, 1)
+            if self.come is not None:
+                for consumer in range(tile.consumers):
+                    self.come.init(consumer, 1)
             lang.ptx.init_fence()
         lang.barrier()
 
@@ -129,11 +141,15 @@ class _Shared:
 
 
 def _wgmma(
-    *, tile: WgmmaTile, a_along_k: bool, b_along_k: bool, staged: bool, words: tuple[str, ...],
-    activation: str, a: Argument, b: Argument, y: Argument, **extra: Argument,
+    *, tile: WgmmaTile, a_along_k: bool, b_along_k: bool, staged: bool, brought: bool,
+    words: tuple[str, ...], activation: str, a: Argument, b: Argument, y: Argument,
+    **extra: Argument,
 ) -> None:  # fmt: skip
-    shared = _Shared(tile, a, b, a_along_k, b_along_k)
-    stored = Staged(y, tile.staging, shared.p) if staged else Stored(y, shared.p)
+    shared = _Shared(tile, a, b, a_along_k, b_along_k, brought)
+    stored: Stored | Staged = Stored(y, shared.p)
+    if staged:
+        residual = extra["residual"] if brought else None
+        stored = Staged(y, tile.staging, tile.places, shared.p, residual, shared.come)
     fewer, more = REGISTERS[tile.consumers]
     with lang.ptx.role(0, WARPGROUP, registers=fewer), lang.if_(lang.local_id() == 0):
         _produce(shared)
@@ -178,6 +194,7 @@ def _consume(
         sums = [lang.ptx.Fragment(f32, (M, own.bn)) for _ in range(tile.rows // M)]
         together = tile.staged or own.across  # columns
         for batch, row, column in shared.tiles(first, every, width):
+            stored.bring(row, column, own.across, mine, leader)
             if tile.turns:  # parities tell one round from the next, not which: nobody is two ahead
                 shared.order.wait(mine, turn)
                 turn.set(turn ^ 1)
@@ -199,8 +216,8 @@ def _consume(
             lang.ptx.wgmma_wait(0)
             with lang.if_(leader):
                 shared.empty.arrive(last)
-            for part in parts:
-                stored.take(part, mine, leader)
+            for number, part in enumerate(parts):
+                stored.take(number, part, mine, leader)
     stored.close(leader)
 
 
@@ -244,6 +261,15 @@ def _in_words(product: Product) -> tuple[str, ...]:
     return tuple(n for n, s in extras if aligned(s, pitches.get(n, 0), 0))
 
 
+def _copied(product: Product) -> bool:
+    """Whether there is a residual that copies reach, as wide as the results."""
+    if "residual" not in product.names:
+        return False
+    residual = product.specs[2 + product.names.index("residual")]
+    same = residual.dtype is product.specs[-1].dtype
+    return same and aligned(residual, product.residual_pitch, 0)
+
+
 def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
     """Of rows that are off 16 bytes, or of none, those of `mma`."""
     if not product.whole or not product.problem.k:
@@ -252,11 +278,13 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
     rows = aligned(y, problem.ldy, problem.sy)
     # With both, addresses in shared memory are what the registers have no room for.
     light = not (product.activation and "residual" in product.names)
+    staged = tile.staged > 0 and y.dtype.itemsize == 2 and rows and light
     constants: Constants = (
         ("a_along_k", problem.a_along_k),
         ("activation", product.activation),
         ("b_along_k", problem.b_along_k),
-        ("staged", tile.staged > 0 and y.dtype.itemsize == 2 and rows and light),
+        ("brought", staged and tile.whole and tile.turns and _copied(product)),
+        ("staged", staged),
         ("tile", tile),
         ("words", _in_words(product)),
     )
@@ -276,7 +304,8 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
 
 
 def _tile(product: Product, caps: Caps) -> WgmmaTile | None:
-    return wgmma_tile_of(product.problem, product.dtypes, caps, product.gated)
+    problem, residual = product.problem, _copied(product) and not product.activation
+    return wgmma_tile_of(problem, product.dtypes, caps, product.gated, residual)
 
 
 WGMMA: Variant[Product, WgmmaTile] = Variant("wgmma", _tile, _launches, preferred)

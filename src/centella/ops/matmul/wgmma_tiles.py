@@ -26,6 +26,7 @@ class WgmmaTile(Struct, frozen=True):
         staged: columns that lie in shared memory before they are stored, a multiple of 16; 0: none.
         gated: half of the bn columns are gates of the others; `staged` are of the results.
         last: columns of the tiles of C's last columns, fewer than bn; 0: all have bn.
+        whole: all columns of a tile that is taken in turn lie there, and a residual before.
     """
 
     bm: int
@@ -36,6 +37,7 @@ class WgmmaTile(Struct, frozen=True):
     staged: int = 0
     gated: bool = False
     last: int = 0
+    whole: bool = False
 
     @property
     def widths(self) -> tuple[WgmmaTile, ...]:
@@ -46,6 +48,11 @@ class WgmmaTile(Struct, frozen=True):
     def across(self) -> int:
         """Columns of results."""
         return self.bn // 2 if self.gated else self.bn
+
+    @property
+    def places(self) -> int:
+        """Parts of a consumer's results that lie in shared memory at once."""
+        return self.across // self.staged if self.whole else 1
 
     @property
     def consumers(self) -> int:
@@ -74,8 +81,8 @@ class WgmmaTile(Struct, frozen=True):
 
     @property
     def staging(self) -> tuple[int, int, int]:
-        """Results in shared memory: a part for each consumer, rows, columns."""
-        return self.consumers, self.rows, self.staged
+        """Results in shared memory: parts of all consumers, rows, columns."""
+        return self.consumers * self.places, self.rows, self.staged
 
     @property
     def shared_bytes(self) -> int:
@@ -87,10 +94,11 @@ class WgmmaTile(Struct, frozen=True):
 # What a wide tile takes, as the width of a tile of 128 columns that would take as long: measured on
 # an H200 (`benchmarks/tensor_cores.py`). The first of the cheapest is chosen.
 WGMMA_TILES = {
-    WgmmaTile(128, 128, 64, 5, turns=True, staged=128): 129,
+    WgmmaTile(128, 128, 64, 5, turns=True, staged=128, whole=True): 129,
     WgmmaTile(128, 128, 64, 6, turns=True, staged=32): 126,
     WgmmaTile(128, 96, 64, 7, turns=True, staged=32): 98,
     WgmmaTile(128, 160, 64, 5, turns=True, staged=32): 154,
+    WgmmaTile(128, 160, 64, 4, turns=True, staged=32, whole=True): 157,
     WgmmaTile(128, 64, 64, 7, turns=True, staged=64): 80,
     WgmmaTile(128, 80, 64, 8, turns=True, staged=16): 86,
     WgmmaTile(128, 128, 64, 6, turns=True, staged=32, last=96): 127,
@@ -104,11 +112,14 @@ GATED_TILES = {
 }
 LAST_COSTS = {96: 106, 128: 128}  # of a narrower one
 SHALLOW, PARTS = 512, 1.08  # depth to which results in parts cost more: so many times as much
+# Steps of products that the end of a tile with a residual takes: loaded then, or brought before.
+LOADED, BROUGHT = 52, 14
 
 
 def wgmma_tile_of(
-    problem: Problem, dtypes: tuple[DType, DType], caps: Caps, gated: bool = False
-) -> WgmmaTile | None:
+    problem: Problem, dtypes: tuple[DType, DType], caps: Caps, gated: bool = False,
+    residual: bool = False,
+) -> WgmmaTile | None:  # fmt: skip
     """The tile of a product by warpgroups, by what all take on the busiest multiprocessor.
 
     The simulator has them too.
@@ -121,8 +132,19 @@ def wgmma_tile_of(
         and tile.takes(problem.a_along_k, problem.b_along_k)
         and not (tile.last and problem.batch > 1)
     ]  # fmt: skip
-    tile = min(fitting, key=lambda tile: widths_of(tile, problem)[0], default=None)
+
+    def cost(tile: WgmmaTile) -> float:
+        return widths_of(tile, problem)[0] * (_slower(tile, problem) if residual else 1.0)
+
+    tile = min(fitting, key=cost, default=None)
     return replace(tile, turns=False) if tile and _alone(tile, problem) else tile
+
+
+def _slower(tile: WgmmaTile, problem: Problem) -> float:
+    """How much longer tiles take that a residual is added to: one consumer ends, one multiplies."""
+    steps = max(-(-problem.k // tile.bk), 1)
+    end = 0 if _alone(tile, problem) else BROUGHT if tile.whole else LOADED
+    return max(1.0, (1 + end / steps) / 2)
 
 
 def _alone(tile: WgmmaTile, problem: Problem) -> bool:
