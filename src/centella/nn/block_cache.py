@@ -21,7 +21,7 @@ from centella.nn.room import check_cache
 from centella.runtime.device import Device, current_device
 from centella.runtime.device import device as open_device
 from centella.tensors.arguments import check_tensors, whole
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +66,7 @@ class BlockCache:
             CacheLayer(self.shape, self.dtype, self.device, "BlockCache", i)
             for i in range(num_layers)
         ]
-        self._copy: Jitted[..., None] = Jitted(self.copied, self.device)
+        self._copy: Jitted[..., None] = Jitted(method_of(self.copied), self.device)
         self.reset()
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from itertools import count
 from typing import Any, Generic, ParamSpec, TypeVar, overload
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -219,6 +220,24 @@ class Compiled(Generic[R]):
             else:
                 data.append(leaf)
         return data
+
+
+def method_of(method: Callable[P, R]) -> Callable[P, R]:
+    """A method, to be captured by its own object, which it does not keep alive.
+
+    `Jitted(self.step)` as an attribute of `self` would be a cycle: the memory of both would stay in
+    use until the garbage collector runs, which knows nothing of a device's memory.
+    """
+    reference = WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = reference()
+        if bound is None:
+            raise ReferenceError(f"{call.__qualname__}: its object no longer exists")
+        return bound(*args, **kwargs)
+
+    call.__name__, call.__qualname__ = method.__name__, method.__qualname__
+    return call
 
 
 class Jitted(Generic[P, R]):

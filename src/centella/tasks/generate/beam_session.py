@@ -29,7 +29,7 @@ from centella.tasks.generate.run_ahead import run_ahead
 from centella.tasks.generate.session import nan_error
 from centella.tensors import functional as fn
 from centella.tensors.creation import asarray
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
 
@@ -71,7 +71,7 @@ class BeamSession:
         self._beams = BeamStates(prompts, beam, vocab, device)
         table = np.zeros((prompts * beam, 1 + width), np.int32)
         self._table = State(table, device=device, name="blocks of beams")
-        self._step: Jitted[..., tuple[Tensor, ...]] = Jitted(self._stepped, device)
+        self._step: Jitted[..., tuple[Tensor, ...]] = Jitted(method_of(self._stepped), device)
 
     # -- what is captured -------------------------------------------------------------------------
 

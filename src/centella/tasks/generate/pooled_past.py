@@ -11,7 +11,7 @@ from centella.nn.block_cache import BlockCache, BlockView
 from centella.nn.block_table import BLOCK, BlockTable
 from centella.nn.past import Past, Tables
 from centella.tasks.generate.session import CHUNK, Ids, next_part
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PooledPast:
         self._rotary: dict[int, tuple[tuple[Tables, ...], Tables]] = {}  # by the kind of a table
         while (length := max(self._rotary, default=0) + 1) <= context:
             self._rotary[self.kind(length)] = model.rotary(context, device, length)
-        self._read: Jitted[..., None] = Jitted(self._reading, device, CAPTURES)
+        self._read: Jitted[..., None] = Jitted(method_of(self._reading), device, CAPTURES)
 
     def forget(self) -> None:
         """Captures and contents of another model: its parameters were changed."""

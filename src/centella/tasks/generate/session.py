@@ -25,7 +25,7 @@ from centella.tasks.generate.run_ahead import run_ahead
 from centella.tasks.generate.sampling import Sampling
 from centella.tensors.creation import arange, asarray, full
 from centella.tensors.functional import concat, gather, ne
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply, apply_all
 
@@ -76,14 +76,14 @@ class Session:
         self._drawn = state("tokens drawn", (batch,))
         self._seeds = state("seeds", (batch,))
         self._settings = state("sampling", (batch, len(SETTINGS)), np.float32)
-        self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device)
-        self._random: Jitted[..., Tensor] = Jitted(self._sampled, device)
+        self._greedy: Jitted[..., Tensor] = Jitted(method_of(self._likeliest), device)
+        self._random: Jitted[..., Tensor] = Jitted(method_of(self._sampled), device)
         self._step: Jitted[..., Tensor] = self._greedy
         self._logprobs: int | None = None  # alternatives that a step tells of
         self._scores: Scores | None = None
-        self._fill: Jitted[..., None] = Jitted(self._read, device)
+        self._fill: Jitted[..., None] = Jitted(method_of(self._read), device)
         self._guessed: dict[int, tuple[State, State]] = {}  # what `sample` changes in a pass
-        self._verify: Jitted[..., Tensor] = Jitted(self._verified, device)
+        self._verify: Jitted[..., Tensor] = Jitted(method_of(self._verified), device)
 
     @property
     def past(self) -> Past[KVCache]:

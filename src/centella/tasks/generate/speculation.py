@@ -20,7 +20,7 @@ import numpy as np
 from centella.tasks.generate.pieces import Tally
 from centella.tasks.generate.session import Array, Ids, Session
 from centella.tensors.functional import concat, maximum, minimum
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Draft:
         self._room: int = min(capacity, model.config.max_position_embeddings)
         self._session: Session = Session(model, 1, self._room)
         self._vocab: int = vocab
-        self._write: Jitted[..., Tensor] = Jitted(self._written, model.device)
+        self._write: Jitted[..., Tensor] = Jitted(method_of(self._written), model.device)
 
     def ready(self, row: Ids) -> bool:
         """Whether the smaller model has room for the row, and knows its tokens."""

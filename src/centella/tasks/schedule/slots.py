@@ -23,7 +23,7 @@ from centella.tasks.generate.pooled_past import CAPTURES, PooledPast
 from centella.tasks.generate.sampling import Sampling
 from centella.tensors.creation import arange, full
 from centella.tensors.functional import concat, gather, ne, scatter
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply, apply_all
 
@@ -71,10 +71,10 @@ class Slots:
         self._seeds = state("seeds", (rows,))
         self._settings = state("sampling", (rows, len(SETTINGS)), f32)
         self._scores: dict[int, Scores] = {}  # by rows
-        self._greedy: Jitted[..., Tensor] = Jitted(self._likeliest, device, CAPTURES)
-        self._random: Jitted[..., Tensor] = Jitted(self._sampled, device, CAPTURES)
-        self._verify: Jitted[..., Tensor] = Jitted(self._verified, device, CAPTURES)
-        self._occupy: Jitted[..., None] = Jitted(self._occupied, device)
+        self._greedy: Jitted[..., Tensor] = Jitted(method_of(self._likeliest), device, CAPTURES)
+        self._random: Jitted[..., Tensor] = Jitted(method_of(self._sampled), device, CAPTURES)
+        self._verify: Jitted[..., Tensor] = Jitted(method_of(self._verified), device, CAPTURES)
+        self._occupy: Jitted[..., None] = Jitted(method_of(self._occupied), device)
 
     def forget(self) -> None:
         """Captures and contents of another model: its parameters were changed."""

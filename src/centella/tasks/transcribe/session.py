@@ -23,7 +23,7 @@ from centella.tasks.generate.run_ahead import run_ahead
 from centella.tasks.transcribe.rules import NoRepeat, Suppress, Vocabulary, end
 from centella.tensors import functional as fn
 from centella.tensors.creation import arange, asarray
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all, fetch
 
@@ -82,9 +82,9 @@ class SpeechSession:
         self._silence = state("no speech", 1, np.float32)
         self.suppress: Suppress = Suppress(vocabulary, device)
         self.no_repeat: NoRepeat = NoRepeat(vocabulary, batch, c.max_target_positions, device)
-        self._listen: Jitted[..., None] = Jitted(self._heard, device)
-        self._read: Jitted[..., Tensor] = Jitted(self._prompt, device)
-        self._align: Jitted[..., tuple[Tensor, Tensor]] = Jitted(self._weights, device)
+        self._listen: Jitted[..., None] = Jitted(method_of(self._heard), device)
+        self._read: Jitted[..., Tensor] = Jitted(method_of(self._prompt), device)
+        self._align: Jitted[..., tuple[Tensor, Tensor]] = Jitted(method_of(self._weights), device)
         self._captured: dict[tuple[bool, bool, bool], Jitted[..., Tensor]] = {}
         self._chosen = (True, False, False)
 

@@ -1,0 +1,51 @@
+"""A model that is let go gives its memory back at once, without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import centella as ct
+from tests.support.model_common import DATA
+
+IDS = [1, 2, 3, 4, 1, 2, 3]
+SOUND = np.random.default_rng(0).standard_normal(16_000).astype(np.float32) * 0.1
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def scheduled(model: Any) -> None:
+    with ct.Scheduler(model, max_batch=2, background=False) as scheduler:
+        scheduler.submit(IDS, max_new_tokens=3).result()
+
+
+USES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "greedy": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3)),
+    "drawn": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3, temperature=1)),
+    "beams": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3, beam=2)),
+    "lookup": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3, draft="lookup")),
+    "scheduled": ("decoders/qwen3", scheduled),
+    "transcribed": ("whisper/tiny", lambda model: model.transcribe(SOUND, language="en")),
+}  # fmt: skip
+
+
+@pytest.mark.devices("webgpu", "cuda")
+def test_memory_comes_back(device: ct.Device, uncollected: None) -> None:
+    for use, (folder, call) in USES.items():
+        call(ct.load(DATA / folder, device=device))  # what the device keeps of any model
+        before = device.memory.live
+        model = ct.load(DATA / folder, device=device)
+        call(model)
+        assert device.memory.live > before, use
+        del model
+        assert device.memory.live == before, use
