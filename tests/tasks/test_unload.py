@@ -12,6 +12,7 @@ import pytest
 import centella as ct
 from tests.support.model_common import DATA
 
+QWEN = "decoders/qwen3"
 IDS = [1, 2, 3, 4, 1, 2, 3]
 SOUND = np.random.default_rng(0).standard_normal(16_000).astype(np.float32) * 0.1
 
@@ -30,11 +31,11 @@ def scheduled(model: Any) -> None:
 
 
 USES: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "greedy": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3)),
-    "drawn": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3, temperature=1)),
-    "beams": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3, beam=2)),
-    "lookup": ("decoders/qwen3", lambda model: model.generate(IDS, max_new_tokens=3, draft="lookup")),
-    "scheduled": ("decoders/qwen3", scheduled),
+    "greedy": (QWEN, lambda model: model.generate(IDS, max_new_tokens=3)),
+    "drawn": (QWEN, lambda model: model.generate(IDS, max_new_tokens=3, temperature=1)),
+    "beams": (QWEN, lambda model: model.generate(IDS, max_new_tokens=3, beam=2)),
+    "lookup": (QWEN, lambda model: model.generate(IDS, max_new_tokens=3, draft="lookup")),
+    "scheduled": (QWEN, scheduled),
     "transcribed": ("whisper/tiny", lambda model: model.transcribe(SOUND, language="en")),
 }  # fmt: skip
 
