@@ -66,6 +66,24 @@ def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
     led.expect(launches=6 * len(model.layers) + 3, submissions=1)
 
 
+@pytest.mark.devices("webgpu")
+@pytest.mark.usefixtures("costly_launches")
+@pytest.mark.parametrize(("name", "dtype"), [("qwen3", "f32"), ("llama", "bf16")])
+def test_launches_of_a_step_on_a_gpu_behind_many_keys(
+    device: ct.Device, name: str, dtype: str
+) -> None:
+    """A layer: q k v, attention in parts, out of these, gate and up, down; three beside them."""
+    model, stored = load(FOLDER / name, device, dtype).model, expected(name)
+    past = model.past(1, 128, device)
+    ids = ct.asarray(stored["ids"][:1], device=device)
+    model(ids[:, :-1], past).numpy()
+    with ct.ledger() as led:
+        logits = model(ids[:, -1:], past).numpy()
+    led.expect(launches=5 * len(model.layers) + 3, submissions=1)
+    wanted = stored["logits"][:1, -1:]
+    np.testing.assert_allclose(logits, wanted, atol=TOLERANCE if dtype == "f32" else 0.5, rtol=0)
+
+
 @pytest.mark.devices(*EVERY)
 def test_logits_of_a_text_within_the_trained_length(device: ct.Device) -> None:
     """Longrope's divisors of short texts; other tests have those of long ones."""
