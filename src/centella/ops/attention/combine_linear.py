@@ -3,11 +3,13 @@
     y[n] = f(alpha (h . W[n, :]) + bias[n]) + residual[n]
     h = what `combine.py` makes of the parts of each head
 
-That launch is left out; instead every group adds up all heads, out of the L2 cache. So a group is
-wide and has many outputs, which are few groups: for the product of 2048 by 1024 after 16 heads, one
-a multiprocessor of an H200. A thread has a chunk of the depth of each of its outputs, and of a head
-the same elements. It asks for the weights, then for several parts at once; how many there are follows
-from the step's position.
+That launch is left out; instead every group adds up all heads, out of the L2 cache. So a group has
+all of the depth and many outputs, which are few groups: for the product of 2048 by 1024 after 16
+heads, one a multiprocessor of an H200.
+
+A thread has a chunk of the depth. It asks for the weights of each output, then for its elements of
+several parts at once. While they are on their way, the group's threads weigh all parts of all
+heads, one each. Parts that are not there weigh nothing; in their place the last one is read again.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+from msgspec import Struct
+
 from centella import lang
 from centella.dtypes import f32, u32
 from centella.emit.program import Call, Kernel, Ref
 from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
-from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
 from centella.ops.attend_linear import AttendLinearAttrs, step_operands
@@ -32,100 +35,165 @@ from centella.ops.attention.table import row_of
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import aligned
 from centella.ops.matmul.sums import SUBGROUP, Thin, finish
-from centella.ops.matmul.thin import Rows, add_products, depth_of, let_next_in
+from centella.ops.matmul.thin import Rows, let_next_in
 from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs, attention_form
 from centella.ops.rows import power_above
 from centella.specs import Caps, make_spec
 
-THREADS, FEW_THREADS = 256, 64  # at most, of a GPU and of a CPU
 OUTS = 8  # outputs of a group
-TOGETHER = 8  # parts that a thread asks for at once, at most
+TOGETHER = 16  # parts that a thread asks for at once, at most
+FOUR = f32.per_chunk
 # Bytes of parts that all groups read, if there are as many as the plan has room for: 128 KB for
 # each multiprocessor of an H200, which take it a microsecond, where a launch takes three.
 MOST_BYTES = 16 << 20
 
 
-class _Parts(Rows, frozen=True):
-    """The row of x, added up as it is read.
+class Heads(Struct, frozen=True):
+    """The row of x: `count` heads of `dim` elements, in `splits` parts at most."""
+
+    count: int
+    dim: int
+    splits: int
+
+    @property
+    def turns(self) -> int:
+        """How often a thread asks for parts, if all are there."""
+        return -(-self.splits // TOGETHER)
+
+    @property
+    def together(self) -> int:
+        """Parts that it asks for at once, whole chunks of weights."""
+        return -(-self.splits // (self.turns * FOUR)) * FOUR
+
+    @property
+    def pitch(self) -> int:
+        """Words from the weights of a head's parts to the next head's."""
+        return self.turns * self.together
+
+    @property
+    def words(self) -> int:
+        """Weights of all heads."""
+        return self.count * self.pitch
+
+
+class _Weights:
+    """What the parts of each head weigh, in workgroup memory.
 
     Attributes:
-        dim: elements of a head; used: parts of each; splits: those that there is room for.
-        together: parts that are asked for at once.
+        last: the last part that there is.
     """
 
-    dim: int
-    used: Any
-    splits: int
-    together: int
+    def __init__(self, heads: Heads, used: Any) -> None:
+        self._heads, self._used = heads, used
+        self.last: Any = lang.maximum(used, 1) - 1
+        self._weights, self._shares = (lang.shared(f32, heads.words) for _ in range(2))
 
-    def read(self, row: int, column: Any, width: int, masked: bool) -> list[Expr]:
-        """As of `Rows`; columns are of the row, which is whole chunks."""
-        head = Results(column // self.dim, lang.const(0, u32))
-        at = head.sums + column % self.dim, head.stats
-        sums = self._taken(at, lang.const(0, u32), width, None)
-        if self.splits > self.together:
-            so_far = [lang.var(v) for v in sums]
-            for first in lang.range(lang.const(self.together, u32), self.used, self.together):
-                for into, v in zip(so_far, self._taken(at, first, width, so_far), strict=True):
-                    into.set(v)
-            sums = [v.get() for v in so_far]
-        factor = share_of(sums[1])
-        return [v * factor for v in sums[2:]]
+    def fill(self, partial: Argument, threads: int) -> None:
+        """Weigh all parts, by a thread each; the group's threads see it."""
+        pitch, words = self._heads.pitch, self._heads.words
+        tops, stats = lang.shared(f32, words), list[tuple[Any, ...]]()
+        for base in range(0, words, threads):
+            item = lang.local_id() + base
+            safe = item if base + threads <= words else lang.minimum(item, words - 1)
+            head, part = safe // pitch, safe % pitch
+            at = Results(head, lang.minimum(part, self.last)).stats
+            there = part < self._used
+            stats.append((item, head * pitch, there, partial[at], partial[at + 1]))
+        for item, _, there, top, _ in stats:
+            with lang.if_(item < words):
+                tops[item] = lang.select(there, top, LOWEST)
+        lang.barrier()
+        for item, first, there, top, whole in stats:
+            every = [v for n in range(0, pitch, FOUR) for v in tops.load(first + n)]
+            highest = reduce(lang.fmax, every, lang.const(LOWEST, f32))
+            weight = lang.select(there, lang.exp2(top - highest), 0.0)
+            with lang.if_(item < words):
+                self._weights[item] = weight
+                self._shares[item] = weight * whole
+        lang.barrier()
 
-    def _taken(self, at: tuple[Any, Any], first: Any, width: int, before: Any) -> list[Any]:
-        """Some parts, and those before: the maximum, the sum of weights, the weighed values."""
-        (sums, stats), per = at, f32.per_chunk
-        ahead = [first + n for n in range(self.together)]
-        safe = [lang.minimum(n, lang.maximum(self.used, 1) - 1) for n in ahead]
-        tops = [self.source[stats + n * 2] for n in safe]
-        wholes = [self.source[stats + n * 2 + 1] for n in safe]
-        chunks = [
-            [v for e in range(0, width, per) for v in self.source.load(sums + n * self.dim + e)]
-            for n in safe
-        ]
-        # One that is not there is the last again.
-        highest = reduce(lang.fmax, tops, lang.const(LOWEST, f32) if before is None else before[0])
-        total = [lang.const(0.0, f32)] * (1 + width)
-        if before is not None:
-            shrink = lang.exp2(before[0] - highest)
-            total = [v * shrink for v in before[1:]]
-        for n, top, whole, chunk in zip(ahead, tops, wholes, chunks, strict=True):
-            there, weight = n < self.used, lang.exp2(top - highest)
-            total = [lang.fma(weight, lang.select(there, v, 0.0), into)
-                     for v, into in zip([whole, *chunk], total, strict=True)]  # fmt: skip
-        return [highest, *total]
+    def of(self, head: Any, first: Any, count: int) -> list[Any]:
+        """What parts of a head weigh."""
+        at = head * self._heads.pitch + first
+        return [v for n in range(0, count, FOUR) for v in self._weights.load(at + n)]
+
+    def factor(self, head: Any) -> Any:
+        """What a head's weighed sums are multiplied by."""
+        at, total = head * self._heads.pitch, lang.const(0.0, f32)
+        for n in range(0, self._heads.pitch, FOUR):
+            total = reduce(lambda a, b: a + b, self._shares.load(at + n), total)
+        return share_of(total)
 
 
 def _combined(
-    *, tile: Thin, activation: str, depth: str, dim: int, early: bool, known: Known,
-    scoring: Scoring, shuffle: bool, splits: int, together: int, vector_w: bool, partial: Argument,
-    starts: Argument, w: Argument, y: Argument, **extra: Argument,
+    *, activation: str, early: bool, heads: Heads, known: Known, scoring: Scoring, shuffle: bool,
+    tile: Thin, vector_w: bool, whole: bool, partial: Argument, starts: Argument, w: Argument,
+    y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     """A group has OUTS outputs.
 
     Args:
-        known: as of `part_of`; splits, together: as of `_Parts`.
+        known: as of `part_of`; whole: each thread has a chunk of the depth.
     """
     p: dict[str, Any] = {name: lang.parameter(name, u32) for name in ("n", "k", "ldw")}
     none, one = lang.const(0, u32), lang.const(1, u32)
     p |= {"m": one, "ldy": none, "sy": none}
-    sight = Sight({"starts": starts}, scoring, none, one, lang.parameter("lk", u32), _as_it_is)
-    _, _, used = part_of(sight, lang.const(splits, u32), scoring.windowed, known)
-    first, lane = lang.group_id() * tile.outs, lang.local_id()
+    sight = Sight({"starts": starts}, scoring, none, one, lang.parameter("lk", u32), lambda v: v)
+    _, _, used = part_of(sight, lang.const(heads.splits, u32), scoring.windowed, known)
+    width = max(w.dtype.per_chunk, FOUR)
+    column = lang.local_id() * width
+    safe = column if whole else lang.minimum(column, p["k"] - width)
+    first = lang.group_id() * tile.outs
     places = [lang.minimum(first + r, p["n"] - 1) * p["ldw"] for r in range(tile.outs)]
     weights = Rows(w, places, vector_w, None, p["k"])
-    inputs = _Parts(partial, [none], True, None, p["k"], dim, used, splits, together)
-    sums = lang.vars(f32, tile.outs, 1, init=0.0)
-    add_products(sums, tile, weights, inputs, lane, p["k"], depth)
+    loaded = [weights.read(r, safe, width, False) for r in range(tile.outs)]
+    x = _added_up(heads, used, partial, safe, width, tile.threads)
+    totals = [_dot(row, x) for row in loaded]
+    if not whole:
+        totals = [lang.select(column < p["k"], total, 0.0) for total in totals]
     let_next_in(early)
-    finish(sums, tile, shuffle, none, first, p, y, activation, extra)
+    finish([[total] for total in totals], tile, shuffle, none, first, p, y, activation, extra)
 
 
-def _as_it_is(value: Operand) -> Operand:
-    return value
+def _added_up(
+    heads: Heads, used: Any, partial: Argument, column: Any, width: int, threads: int
+) -> list[Any]:
+    """A thread's elements of x."""
+    weights, head = _Weights(heads, used), column // heads.dim
+    start = Results(head, lang.const(0, u32)).sums + column % heads.dim
+
+    def ask(first: Any) -> list[list[Any]]:
+        rows = [lang.minimum(first + n, weights.last) * heads.dim for n in range(heads.together)]
+        return [[v for e in range(0, width, FOUR) for v in partial.load(start + row + e)]
+                for row in rows]  # fmt: skip
+
+    def add(first: Any, parts: list[list[Any]], sums: list[Any]) -> list[Any]:
+        for weight, part in zip(weights.of(head, first, len(parts)), parts, strict=True):
+            sums = [lang.fma(weight, v, total) for v, total in zip(part, sums, strict=True)]
+        return sums
+
+    begin = lang.const(0, u32)
+    parts = ask(begin)
+    weights.fill(partial, threads)
+    sums = add(begin, parts, [lang.const(0.0, f32)] * width)
+    if heads.turns > 1:
+        so_far = [lang.var(v) for v in sums]
+        for first in lang.range(lang.const(heads.together, u32), used, heads.together):
+            for into, v in zip(so_far, add(first, ask(first), list(so_far)), strict=True):
+                into.set(v)
+        sums = [v.get() for v in so_far]
+    factor = weights.factor(head)
+    return [v * factor for v in sums]
 
 
-kernel: Kernel = Kernel(_combined, workgroup=THREADS, name="combined_linear", rewritable=True)
+def _dot(a: list[Any], b: list[Any]) -> Any:
+    total = a[0] * b[0]
+    for v, w in zip(a[1:], b[1:], strict=True):
+        total = lang.fma(v, w, total)
+    return total
+
+
+kernel: Kernel = Kernel(_combined, workgroup=256, name="combined_linear", rewritable=True)
 
 
 # -- how it is launched ---------------------------------------------------------------------------
@@ -133,91 +201,87 @@ kernel: Kernel = Kernel(_combined, workgroup=THREADS, name="combined_linear", re
 Joined = Form[AttendLinearAttrs]
 
 
+class Tile(Struct, frozen=True):
+    """The parts that attention leaves, and how the product's groups work."""
+
+    parts: Parts
+    heads: Heads
+    group: Thin
+
+
 def attend_form(form: Joined) -> Form[RopeAttendAttrs]:
     """What its attention is asked to do."""
-    count = step_operands(form.attrs, len(form.inputs))
-    keys, values, x, *_ = inputs = form.inputs[:count]
-    starts = inputs[5]
+    inputs = form.inputs[: step_operands(form.attrs, len(form.inputs))]
+    keys, _, x, _, _, starts, *_ = inputs
     kv_heads = keys.shape[0 if len(starts.shape) == 2 else 1]
     batch, heads, tokens, dim = x.shape
     y = make_spec((batch, tokens, heads - 2 * kv_heads, dim), x.dtype, 16)
     return Form(ROPE_ATTEND, inputs, (*form.outputs[:2], y), form.attrs.attend)
 
 
-def tile_of(form: Joined, caps: Caps) -> Parts | None:
-    """The parts, where one token of one sequence in f32 leaves them, whose head is whole chunks."""
+def tile_of(form: Joined, caps: Caps) -> Tile | None:
+    """How groups work, where one token of one sequence in f32 leaves parts of whole chunks."""
     linear, attend = form.attrs.linear, attend_form(form)
+    batch, tokens, heads, dim = attend.outputs[2].shape
     weight = form.inputs[len(attend.inputs)]
-    plain = not linear.format and weight.dtype.is_float and linear.variant is None
-    if not (plain and attend.inputs[2].shape[0] == 1):
+    plain = not linear.format and {"bias", "residual"}.issuperset(linear.extras)
+    if not (plain and weight.dtype.is_float and weight.size and batch * tokens == 1):
         return None
-    if not {"bias", "residual"}.issuperset(linear.extras) or not weight.size:
+    width, parts = max(weight.dtype.per_chunk, FOUR), SPLIT_STEP.tile(attend, caps)
+    if parts is None or dim % width:
         return None
-    if attend.outputs[2].shape[3] % max(weight.dtype.per_chunk, f32.per_chunk):
-        return None
-    return SPLIT_STEP.tile(attend, caps)
+    threads = max(power_above(-(-heads * dim // width)), SUBGROUP)
+    group = Thin(1, threads, OUTS, 1, threads, row_of(caps).rolled)
+    tile = Tile(parts, Heads(heads, dim, parts.splits), group)
+    words = threads * OUTS + 3 * tile.heads.words
+    return tile if threads <= caps.max_workgroup and 4 * words <= caps.max_shared else None
 
 
 def preferred(form: Joined, caps: Caps) -> bool:
     """Where attention is better in parts, and there are not too many for every group to read."""
-    attend, parts = attend_form(form), tile_of(form, caps)
-    if parts is None or not SPLIT_STEP.takes(attend, caps, attend.attrs.variant):
+    attend, tile = attend_form(form), tile_of(form, caps)
+    if tile is None or not SPLIT_STEP.takes(attend, caps, attend.attrs.variant):
         return False
-    n, k = form.inputs[len(attend.inputs)].shape
-    return -(-n // OUTS) * parts.splits * k * f32.itemsize <= MOST_BYTES
+    groups = -(-form.inputs[len(attend.inputs)].shape[0] // OUTS)
+    return form.attrs.linear.variant is None and groups * tile.parts.spec.nbytes <= MOST_BYTES
 
 
-def _launches(form: Joined, parts: Parts, caps: Caps) -> Lowered:
-    attend = attend_form(form)
-    first = Lowered((first_in_f32(attend, parts, caps),), (parts.spec,))
-    count, total = len(attend.inputs), len(form.inputs)
-    left = total + len(form.outputs)
-    first = first.within((*range(count), total, total + 1, total + 2), left)
-    return first + Lowered((_product(form, attend, parts, left, caps),))
+def _launches(form: Joined, tile: Tile, caps: Caps) -> Lowered:
+    attend, total = attend_form(form), len(form.inputs)
+    first = Lowered((first_in_f32(attend, tile.parts, caps),), (tile.parts.spec,))
+    operands = (*range(len(attend.inputs)), total, total + 1, total + 2)
+    return first.within(operands, total + 3) + Lowered((_product(form, attend, tile, caps),))
 
 
-def _product(
-    form: Joined, attend: Form[RopeAttendAttrs], parts: Parts, left: int, caps: Caps
-) -> Call:  # fmt: skip
-    """The second launch; `left` is the number of the memory between the two."""
+def _product(form: Joined, attend: Form[RopeAttendAttrs], tile: Tile, caps: Caps) -> Call:
+    """The second launch."""
     inner, linear, count = attention_form(attend), form.attrs.linear, len(attend.inputs)
     weight, *more = form.inputs[count:]
-    extras, y = dict(zip(linear.extras, more, strict=True)), form.outputs[2]
-    (n, k), width = weight.shape, max(weight.dtype.per_chunk, f32.per_chunk)
-    rolled = row_of(caps).rolled
-    most = min(FEW_THREADS if rolled else THREADS, caps.max_workgroup)
-    lanes = max(min(most, power_above(-(-k // width))), SUBGROUP)
-    tile = Thin(1, lanes, OUTS, 1, lanes, rolled)
-    residual = extras.get("residual")
+    extras, (n, k) = dict(zip(linear.extras, more, strict=True)), weight.shape
+    residual, width = extras.get("residual"), max(weight.dtype.per_chunk, FOUR)
     scalars: dict[str, int | float] = {
-        **scalars_of(inner), **parts.scalars, "n": n, "k": k, "ldw": weight.strides[0],
+        **scalars_of(inner), **tile.parts.scalars, "n": n, "k": k, "ldw": weight.strides[0],
         "alpha": linear.alpha, "ldr": 0 if residual is None else rows_of(residual).strides[0],
     }  # fmt: skip
-    windowed = inner.attrs.scoring.windowed
     constants = (
-        ("activation", linear.activation), ("depth", depth_of(tile, k, width)),
-        ("dim", inner.inputs[0].shape[3]), ("early", caps.early_launch),
-        ("known", parts.known(inner)), ("scoring", Scoring(windowed=windowed)),
-        ("shuffle", caps.shuffles), ("splits", parts.splits), ("tile", tile),
-        ("together", 1 if rolled else together_of(parts.splits)),
+        ("activation", linear.activation), ("early", caps.early_launch), ("heads", tile.heads),
+        ("known", tile.parts.known(inner)),
+        ("scoring", Scoring(windowed=inner.attrs.scoring.windowed)),
+        ("shuffle", caps.shuffles), ("tile", tile.group),
         ("vector_w", aligned(weight, weight.strides[0] * (n > 1), 0)),
+        ("whole", k == tile.group.threads * width),
     )  # fmt: skip
+    total = len(form.inputs)
     refs = (
-        Ref(left, parts.spec), Ref(5, flat(attend.inputs[5])), Ref(count, flat(weight)),
-        *(Ref(count + 1 + i, flat(s)) for i, s in enumerate(more)), Ref(left - 1, y),
+        Ref(total + 3, tile.parts.spec), Ref(5, flat(attend.inputs[5])), Ref(count, flat(weight)),
+        *(Ref(count + 1 + i, flat(s)) for i, s in enumerate(more)), Ref(total + 2, form.outputs[2]),
     )  # fmt: skip
     params = signature(dict.fromkeys(("partial", "starts", "w", *extras), 1), {"y": 1})
     return Call(kernel, refs, tuple(scalars.items()), constants, -(-n // OUTS),
-                workgroup=lanes, signature=params)  # fmt: skip
+                workgroup=tile.group.threads, signature=params)  # fmt: skip
 
 
-def together_of(splits: int) -> int:
-    """Parts at once, so that all are taken in as few turns as can be, of as many each."""
-    turns = -(-splits // TOGETHER)
-    return -(-splits // turns)
-
-
-COMBINED: Variant[Joined, Parts] = Variant("combined", tile_of, _launches, preferred)
+COMBINED: Variant[Joined, Tile] = Variant("combined", tile_of, _launches, preferred)
 
 
 def lower(form: Joined, caps: Caps) -> Lowered:
@@ -228,5 +292,3 @@ def lower(form: Joined, caps: Caps) -> Lowered:
     """
     what = f"attend_linear: x {list(form.inputs[2].shape)}"
     return choose((COMBINED,), form, caps, COMBINED.name, what).lower(form, caps)
-
-
