@@ -38,6 +38,7 @@ from centella.ops import MODULES, topk
 from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.norm import NormAttrs
+from centella.ops.rope_attend import RopeAttendAttrs
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
@@ -315,6 +316,8 @@ cache_write | table | f32 f16 | drawn(i, "cache_write", 8)
 rope_cache_write | table | f32 f16 | drawn(i, "rope_cache_write")
 rope_attend | norm | f32 f16 | attended(i, 128, True)
 rope_attend | blocks | f32 f16 | attended(i, 128, False, [[120, 1, 3], [50, 2, 0]])
+attend_linear | parts | f32 f16 | attended_by(i, 4, 16, 19, 150)
+attend_linear | turns | f32 f16 | attended_by(i, 2, 128, 9, 1088)
 cache_write_i8 | table | f32 f16 | drawn(i, "cache_write_i8")
 rope_cache_write_i8 | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write_i8 | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
@@ -599,6 +602,19 @@ def attended(i: Inputs, dim: int, norm: bool, starts: Any = (66, 69)) -> ct.Tens
     attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1}
     *_, y = apply_all(get("rope_attend"), given, attrs)
     return F.concat([y.permute(0, 2, 1, 3)], 2)
+
+
+def attended_by(i: Inputs, heads: int, dim: int, n: int, keys: int) -> ct.Tensor:
+    """A step's attention to all keys, in parts, and the product that adds these up."""
+    caches = [ct.State(Inputs(i.device, "f32", n)(1, 1, keys, dim)) for n in (91, 92)]
+    wide = Inputs(i.device, "f32", 93)
+    angles = np.arange(keys * (dim // 2), dtype=np.float32).reshape(keys, -1)
+    tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
+    given = (*(c.value for c in caches), wide(1, heads + 2, 1, dim), *tables, i.of([keys - 1]),
+             i(n, heads * dim), wide(n), wide(1, 1, n))  # fmt: skip
+    attrs = {"attend": RopeAttendAttrs(False, 1e-6, 0.1),
+             "linear": LinearAttrs(("bias", "residual"), "")}  # fmt: skip
+    return apply_all(get("attend_linear"), given, attrs)[2]
 
 
 def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:

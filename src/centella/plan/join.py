@@ -119,8 +119,10 @@ def _attending(
         known.pairs[pair] = None
         if _in_a_row(product.inputs[0], attend.outputs[2]):
             op = get("attend_linear")
-            inputs, outputs = attend.inputs + product.inputs[1:], (*attend.outputs[:2],
-                                                                   product.outputs[0])
+            inputs, outputs = (
+                attend.inputs + product.inputs[1:],
+                (*attend.outputs[:2], product.outputs[0]),
+            )
             form = Form(op, inputs, outputs, op.attrs(attend.attrs, product.attrs), attend.nbytes)
             if op.preferred is not None and op.preferred(form, caps):
                 known.pairs[pair] = form

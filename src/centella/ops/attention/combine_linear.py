@@ -7,9 +7,10 @@ That launch is left out; instead every group adds up all heads, out of the L2 ca
 all of the depth and many outputs, which are few groups: for the product of 2048 by 1024 after 16
 heads, one a multiprocessor of an H200.
 
-A thread has a chunk of the depth. It asks for the weights of each output, then for its elements of
-several parts at once. While they are on their way, the group's threads weigh all parts of all
-heads, one each. Parts that are not there weigh nothing; in their place the last one is read again.
+A thread has eight elements of the depth. It asks for the weights of each output, then for its
+elements of several parts at once. While they are on their way, the group's threads weigh the parts
+of all heads, one each. Parts that are not there weigh nothing; in their place the last one is read
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant, choose
-from centella.ops.attend_linear import AttendLinearAttrs, step_operands
+from centella.ops.attend_linear import AttendLinearAttrs, attend_form
 from centella.ops.attention.masks import LOWEST, Scoring, Sight, share_of
 from centella.ops.attention.parts import Known, Parts, Results, part_of
 from centella.ops.attention.problem import scalars_of
@@ -36,10 +37,11 @@ from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import aligned
 from centella.ops.matmul.sums import SUBGROUP, Thin, finish
 from centella.ops.matmul.thin import Rows, let_next_in
-from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs, attention_form
+from centella.ops.rope_attend import RopeAttendAttrs, attention_form
 from centella.ops.rows import power_above
-from centella.specs import Caps, make_spec
+from centella.specs import Caps
 
+EACH = 8  # elements of the depth that a thread has
 OUTS = 8  # outputs of a group
 TOGETHER = 16  # parts that a thread asks for at once, at most
 FOUR = f32.per_chunk
@@ -133,21 +135,20 @@ def _combined(
     """A group has OUTS outputs.
 
     Args:
-        known: as of `part_of`; whole: each thread has a chunk of the depth.
+        known: as of `part_of`; whole: each thread has some of the depth.
     """
     p: dict[str, Any] = {name: lang.parameter(name, u32) for name in ("n", "k", "ldw")}
     none, one = lang.const(0, u32), lang.const(1, u32)
     p |= {"m": one, "ldy": none, "sy": none}
     sight = Sight({"starts": starts}, scoring, none, one, lang.parameter("lk", u32), lambda v: v)
     _, _, used = part_of(sight, lang.const(heads.splits, u32), scoring.windowed, known)
-    width = max(w.dtype.per_chunk, FOUR)
-    column = lang.local_id() * width
-    safe = column if whole else lang.minimum(column, p["k"] - width)
+    column = lang.local_id() * EACH
+    safe = column if whole else lang.minimum(column, p["k"] - EACH)
     first = lang.group_id() * tile.outs
     places = [lang.minimum(first + r, p["n"] - 1) * p["ldw"] for r in range(tile.outs)]
     weights = Rows(w, places, vector_w, None, p["k"])
-    loaded = [weights.read(r, safe, width, False) for r in range(tile.outs)]
-    x = _added_up(heads, used, partial, safe, width, tile.threads)
+    loaded = [weights.read(r, safe, EACH, False) for r in range(tile.outs)]
+    x = _added_up(heads, used, partial, safe, tile.threads)
     totals = [_dot(row, x) for row in loaded]
     if not whole:
         totals = [lang.select(column < p["k"], total, 0.0) for total in totals]
@@ -156,15 +157,15 @@ def _combined(
 
 
 def _added_up(
-    heads: Heads, used: Any, partial: Argument, column: Any, width: int, threads: int
-) -> list[Any]:
+    heads: Heads, used: Any, partial: Argument, column: Any, threads: int
+) -> list[Any]:  # fmt: skip
     """A thread's elements of x."""
     weights, head = _Weights(heads, used), column // heads.dim
     start = Results(head, lang.const(0, u32)).sums + column % heads.dim
 
     def ask(first: Any) -> list[list[Any]]:
         rows = [lang.minimum(first + n, weights.last) * heads.dim for n in range(heads.together)]
-        return [[v for e in range(0, width, FOUR) for v in partial.load(start + row + e)]
+        return [[v for e in range(0, EACH, FOUR) for v in partial.load(start + row + e)]
                 for row in rows]  # fmt: skip
 
     def add(first: Any, parts: list[list[Any]], sums: list[Any]) -> list[Any]:
@@ -175,7 +176,7 @@ def _added_up(
     begin = lang.const(0, u32)
     parts = ask(begin)
     weights.fill(partial, threads)
-    sums = add(begin, parts, [lang.const(0.0, f32)] * width)
+    sums = add(begin, parts, [lang.const(0.0, f32)] * EACH)
     if heads.turns > 1:
         so_far = [lang.var(v) for v in sums]
         for first in lang.range(lang.const(heads.together, u32), used, heads.together):
@@ -209,16 +210,6 @@ class Tile(Struct, frozen=True):
     group: Thin
 
 
-def attend_form(form: Joined) -> Form[RopeAttendAttrs]:
-    """What its attention is asked to do."""
-    inputs = form.inputs[: step_operands(form.attrs, len(form.inputs))]
-    keys, _, x, _, _, starts, *_ = inputs
-    kv_heads = keys.shape[0 if len(starts.shape) == 2 else 1]
-    batch, heads, tokens, dim = x.shape
-    y = make_spec((batch, tokens, heads - 2 * kv_heads, dim), x.dtype, 16)
-    return Form(ROPE_ATTEND, inputs, (*form.outputs[:2], y), form.attrs.attend)
-
-
 def tile_of(form: Joined, caps: Caps) -> Tile | None:
     """How groups work, where one token of one sequence in f32 leaves parts of whole chunks."""
     linear, attend = form.attrs.linear, attend_form(form)
@@ -227,10 +218,10 @@ def tile_of(form: Joined, caps: Caps) -> Tile | None:
     plain = not linear.format and {"bias", "residual"}.issuperset(linear.extras)
     if not (plain and weight.dtype.is_float and weight.size and batch * tokens == 1):
         return None
-    width, parts = max(weight.dtype.per_chunk, FOUR), SPLIT_STEP.tile(attend, caps)
-    if parts is None or dim % width:
+    parts = SPLIT_STEP.tile(attend, caps)
+    if parts is None or dim % EACH:
         return None
-    threads = max(power_above(-(-heads * dim // width)), SUBGROUP)
+    threads = max(power_above(heads * dim // EACH), SUBGROUP)
     group = Thin(1, threads, OUTS, 1, threads, row_of(caps).rolled)
     tile = Tile(parts, Heads(heads, dim, parts.splits), group)
     words = threads * OUTS + 3 * tile.heads.words
@@ -258,7 +249,7 @@ def _product(form: Joined, attend: Form[RopeAttendAttrs], tile: Tile, caps: Caps
     inner, linear, count = attention_form(attend), form.attrs.linear, len(attend.inputs)
     weight, *more = form.inputs[count:]
     extras, (n, k) = dict(zip(linear.extras, more, strict=True)), weight.shape
-    residual, width = extras.get("residual"), max(weight.dtype.per_chunk, FOUR)
+    residual = extras.get("residual")
     scalars: dict[str, int | float] = {
         **scalars_of(inner), **tile.parts.scalars, "n": n, "k": k, "ldw": weight.strides[0],
         "alpha": linear.alpha, "ldr": 0 if residual is None else rows_of(residual).strides[0],
@@ -269,7 +260,7 @@ def _product(form: Joined, attend: Form[RopeAttendAttrs], tile: Tile, caps: Caps
         ("scoring", Scoring(windowed=inner.attrs.scoring.windowed)),
         ("shuffle", caps.shuffles), ("tile", tile.group),
         ("vector_w", aligned(weight, weight.strides[0] * (n > 1), 0)),
-        ("whole", k == tile.group.threads * width),
+        ("whole", k == tile.group.threads * EACH),
     )  # fmt: skip
     total = len(form.inputs)
     refs = (
