@@ -68,20 +68,37 @@ def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
 
 @pytest.mark.devices("webgpu")
 @pytest.mark.usefixtures("costly_launches")
-@pytest.mark.parametrize(("name", "dtype"), [("qwen3", "f32"), ("llama", "bf16")])
-def test_launches_of_a_step_on_a_gpu_behind_many_keys(
-    device: ct.Device, name: str, dtype: str
-) -> None:
-    """A layer: q k v, attention in parts, out of these, gate and up, down; three beside them."""
-    model, stored = load(FOLDER / name, device, dtype).model, expected(name)
-    past = model.past(1, 128, device)
-    ids = ct.asarray(stored["ids"][:1], device=device)
-    model(ids[:, :-1], past).numpy()
-    with ct.ledger() as led:
-        logits = model(ids[:, -1:], past).numpy()
-    led.expect(launches=5 * len(model.layers) + 3, submissions=1)
-    wanted = stored["logits"][:1, -1:]
-    np.testing.assert_allclose(logits, wanted, atol=TOLERANCE if dtype == "f32" else 0.5, rtol=0)
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_step_behind_many_keys_on_a_gpu(device: ct.Device, name: str, blocks: bool) -> None:
+    """The product after attention adds up its parts: a launch less a layer; weights of 16 bits.
+
+    Across the border of two parts, in steps of one plan.
+    """
+    stored, model = expected(name), model_of(name, device, "auto")
+    text = np.concatenate([stored["ids"][0], stored["greedy"]])[None]
+    wanted = model(ct.asarray(text, device=device), model.past(1, 128, device)).numpy()
+    past, begin = model.past(1, 128, device), 61
+    pool = BlockCache(
+        model.config.num_key_value_heads, model.config.head_dim, 3,
+        num_layers=len(model.layers), device=device,
+    )  # fmt: skip
+
+    def at(start: int) -> Past[Any]:
+        table = ct.asarray(np.array([[start, 2, 1]], np.int32), device=device)
+        return replace(past, cache=pool.view(table)) if blocks else past
+
+    model(ct.asarray(text[:, :begin], device=device), at(0)).numpy()
+    for n in range(begin, 67):
+        ids, now = ct.asarray(text[:, n : n + 1], device=device), at(n)
+        device.synchronize()
+        with ct.ledger() as led:
+            got = model(ids, now).numpy()
+        np.testing.assert_allclose(got[:, 0], wanted[:, n], atol=TOLERANCE, rtol=0)
+        layer = 5 if name == "qwen3" else 7  # which has two norms behind products
+        led.expect(launches=layer * len(model.layers) + (2 if blocks else 3), submissions=1)
+        if n > begin:
+            led.expect(compiles=0, plans=0)
 
 
 @pytest.mark.devices(*EVERY)

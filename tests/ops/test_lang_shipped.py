@@ -316,8 +316,8 @@ cache_write | table | f32 f16 | drawn(i, "cache_write", 8)
 rope_cache_write | table | f32 f16 | drawn(i, "rope_cache_write")
 rope_attend | norm | f32 f16 | attended(i, 128, True)
 rope_attend | blocks | f32 f16 | attended(i, 128, False, [[120, 1, 3], [50, 2, 0]])
-attend_linear | parts | f32 f16 | attended_by(i, 4, 16, 19, 150)
-attend_linear | turns | f32 f16 | attended_by(i, 2, 128, 9, 1088)
+attend_linear | parts | f32 f16 | attended_by(i, 4, 64, 19, 256)
+attend_linear | turns | f32 f16 | attended_by(i, 2, 128, 9, 1536)
 cache_write_i8 | table | f32 f16 | drawn(i, "cache_write_i8")
 rope_cache_write_i8 | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write_i8 | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
@@ -998,6 +998,7 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "of the step's four keys one counts, and the values of the others are 0",
         ("window", "bias", "blocks"),
     ),
+    "for v in tops.load(": ("of a softmax any maximum near the largest serves", ()),
     "for result in results]": (
         "eight parts are loaded at once: of fewer the last again, which is left out",
         ("split into many",),

@@ -172,7 +172,7 @@ def attend_linear() -> Row:
         shape, starts = (1, kv, capacity, d), In((1,), start or (0, capacity), "i32")
         if blocks:
             shape, starts = (kv, 5, 64, d), In((1, 4), (1, 5), "i32")
-        given = (In(shape, layout="state", **f32),) * 2
+        given: tuple[In, ...] = (In(shape, layout="state", **f32),) * 2
         given += (In((1, heads + 2 * kv, 1, d), **f32), *(In((capacity, d // 2), **f32),) * 2)
         given += (starts, *((In((2, d), **f32),) if norm else ()), In((n, heads * d)))
         shapes = {"bias": (n,), "residual": (1, 1, n)}

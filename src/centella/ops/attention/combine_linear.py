@@ -233,8 +233,9 @@ def preferred(form: Joined, caps: Caps) -> bool:
     attend, tile = attend_form(form), tile_of(form, caps)
     if tile is None or not SPLIT_STEP.takes(attend, caps, attend.attrs.variant):
         return False
-    groups = -(-form.inputs[len(attend.inputs)].shape[0] // OUTS)
-    return form.attrs.linear.variant is None and groups * tile.parts.spec.nbytes <= MOST_BYTES
+    n, k = form.inputs[len(attend.inputs)].shape
+    nbytes = -(-n // OUTS) * tile.parts.splits * k * f32.itemsize
+    return form.attrs.linear.variant is None and nbytes <= MOST_BYTES
 
 
 def _launches(form: Joined, tile: Tile, caps: Caps) -> Lowered:
