@@ -15,6 +15,7 @@ again.
 
 from __future__ import annotations
 
+import operator
 from functools import reduce
 from typing import Any
 
@@ -36,7 +37,7 @@ from centella.ops.attention.table import row_of
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import aligned
 from centella.ops.matmul.sums import SUBGROUP, Thin, finish
-from centella.ops.matmul.thin import Rows, let_next_in
+from centella.ops.matmul.thin import let_next_in
 from centella.ops.rope_attend import RopeAttendAttrs, attention_form
 from centella.ops.rows import power_above
 from centella.specs import Caps
@@ -69,13 +70,36 @@ class Heads(Struct, frozen=True):
 
     @property
     def pitch(self) -> int:
-        """Words from the weights of a head's parts to the next head's."""
-        return self.turns * self.together
+        """Words from the weights of a head's parts to the next head's: nothing to divide by."""
+        return power_above(self.turns * self.together)
 
     @property
     def words(self) -> int:
         """Weights of all heads."""
         return self.count * self.pitch
+
+
+class _Kept:
+    """A thread's elements of some rows, in registers from when they are asked for."""
+
+    def __init__(self, source: Argument, rows: int) -> None:
+        self._source, self._per = source, source.dtype.per_chunk
+        self._words: Any = lang.vars(u32, rows, EACH // self._per * 4, init=0)
+
+    def ask(self, starts: list[Any], wanted: Any) -> None:
+        """Load all rows, where they are wanted.
+
+        One condition for all: without, a driver puts off loads until something waits for them.
+        """
+        with lang.if_(wanted):
+            for words, start in zip(self._words, starts, strict=True):
+                chunks = [self._source.load_bits(start + e) for e in range(0, EACH, self._per)]
+                for var, word in zip(words, (w for c in chunks for w in c), strict=True):
+                    var.set(word)
+
+    def rows(self) -> list[list[Any]]:
+        """The elements of each."""
+        return [self._source.unpack([w.get() for w in words]) for words in self._words]
 
 
 class _Weights:
@@ -90,23 +114,28 @@ class _Weights:
         self.last: Any = lang.maximum(used, 1) - 1
         self._weights, self._shares = (lang.shared(f32, heads.words) for _ in range(2))
 
-    def fill(self, partial: Argument, threads: int) -> None:
-        """Weigh all parts, by a thread each; the group's threads see it."""
-        pitch, words = self._heads.pitch, self._heads.words
-        tops, stats = lang.shared(f32, words), list[tuple[Any, ...]]()
+    def ask(self, partial: Argument, threads: int) -> list[tuple[Any, ...]]:
+        """Load what the launch before knows of all parts, a part for each thread."""
+        asked, pitch, words = list[tuple[Any, ...]](), self._heads.pitch, self._heads.words
         for base in range(0, words, threads):
             item = lang.local_id() + base
             safe = item if base + threads <= words else lang.minimum(item, words - 1)
             head, part = safe // pitch, safe % pitch
             at = Results(head, lang.minimum(part, self.last)).stats
             there = part < self._used
-            stats.append((item, head * pitch, there, partial[at], partial[at + 1]))
-        for item, _, there, top, _ in stats:
+            asked.append((item, head * pitch, there, partial[at], partial[at + 1]))
+        return asked
+
+    def fill(self, asked: list[tuple[Any, ...]]) -> None:
+        """Weigh the parts; the group's threads see it."""
+        words = self._heads.words
+        tops = lang.shared(f32, words)
+        for item, _, there, top, _ in asked:
             with lang.if_(item < words):
                 tops[item] = lang.select(there, top, LOWEST)
         lang.barrier()
-        for item, first, there, top, whole in stats:
-            every = [v for n in range(0, pitch, FOUR) for v in tops.load(first + n)]
+        for item, first, there, top, whole in asked:
+            every = [v for n in range(0, self._heads.splits, FOUR) for v in tops.load(first + n)]
             highest = reduce(lang.fmax, every, lang.const(LOWEST, f32))
             weight = lang.select(there, lang.exp2(top - highest), 0.0)
             with lang.if_(item < words):
@@ -114,73 +143,69 @@ class _Weights:
                 self._shares[item] = weight * whole
         lang.barrier()
 
-    def of(self, head: Any, first: Any, count: int) -> list[Any]:
-        """What parts of a head weigh."""
+    def of(self, head: Any, first: Any) -> list[Any]:
+        """What the parts of a turn weigh."""
         at = head * self._heads.pitch + first
-        return [v for n in range(0, count, FOUR) for v in self._weights.load(at + n)]
+        return [v for n in range(0, self._heads.together, FOUR) for v in self._weights.load(at + n)]
 
     def factor(self, head: Any) -> Any:
         """What a head's weighed sums are multiplied by."""
         at, total = head * self._heads.pitch, lang.const(0.0, f32)
-        for n in range(0, self._heads.pitch, FOUR):
-            total = reduce(lambda a, b: a + b, self._shares.load(at + n), total)
+        for n in range(0, self._heads.splits, FOUR):
+            total = reduce(operator.add, self._shares.load(at + n), total)
         return share_of(total)
 
 
 def _combined(
     *, activation: str, early: bool, heads: Heads, known: Known, scoring: Scoring, shuffle: bool,
-    tile: Thin, vector_w: bool, whole: bool, partial: Argument, starts: Argument, w: Argument,
-    y: Argument, **extra: Argument,
+    tile: Thin, partial: Argument, starts: Argument, w: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
     """A group has OUTS outputs.
 
     Args:
-        known: as of `part_of`; whole: each thread has some of the depth.
+        known: as of `part_of`.
     """
     p: dict[str, Any] = {name: lang.parameter(name, u32) for name in ("n", "k", "ldw")}
     none, one = lang.const(0, u32), lang.const(1, u32)
     p |= {"m": one, "ldy": none, "sy": none}
     sight = Sight({"starts": starts}, scoring, none, one, lang.parameter("lk", u32), lambda v: v)
     _, _, used = part_of(sight, lang.const(heads.splits, u32), scoring.windowed, known)
-    column = lang.local_id() * EACH
-    safe = column if whole else lang.minimum(column, p["k"] - EACH)
-    first = lang.group_id() * tile.outs
-    places = [lang.minimum(first + r, p["n"] - 1) * p["ldw"] for r in range(tile.outs)]
-    weights = Rows(w, places, vector_w, None, p["k"])
-    loaded = [weights.read(r, safe, EACH, False) for r in range(tile.outs)]
-    x = _added_up(heads, used, partial, safe, tile.threads)
-    totals = [_dot(row, x) for row in loaded]
-    if not whole:
-        totals = [lang.select(column < p["k"], total, 0.0) for total in totals]
+    column, first = lang.local_id() * EACH, lang.group_id() * tile.outs
+    outputs = [lang.minimum(first + r, p["n"] - 1) for r in range(tile.outs)]
+    weights = _Kept(w, tile.outs)
+    weights.ask([output * p["ldw"] + column for output in outputs], column < p["k"])
+    x = _added_up(heads, used, partial, column, column < p["k"], tile.threads)
+    totals = [_dot(row, x) for row in weights.rows()]
     let_next_in(early)
     finish([[total] for total in totals], tile, shuffle, none, first, p, y, activation, extra)
 
 
 def _added_up(
-    heads: Heads, used: Any, partial: Argument, column: Any, threads: int
+    heads: Heads, used: Any, partial: Argument, column: Any, inside: Any, threads: int
 ) -> list[Any]:  # fmt: skip
-    """A thread's elements of x."""
-    weights, head = _Weights(heads, used), column // heads.dim
+    """A thread's elements of x; zeros where it is not inside."""
+    head = lang.minimum(column // heads.dim, heads.count - 1)
     start = Results(head, lang.const(0, u32)).sums + column % heads.dim
+    weights, parts = _Weights(heads, used), _Kept(partial, heads.together)
 
-    def ask(first: Any) -> list[list[Any]]:
-        rows = [lang.minimum(first + n, weights.last) * heads.dim for n in range(heads.together)]
-        return [[v for e in range(0, EACH, FOUR) for v in partial.load(start + row + e)]
-                for row in rows]  # fmt: skip
+    def ask(first: Any) -> None:
+        ahead = [lang.minimum(first + n, weights.last) for n in range(heads.together)]
+        parts.ask([start + part * heads.dim for part in ahead], inside)
 
-    def add(first: Any, parts: list[list[Any]], sums: list[Any]) -> list[Any]:
-        for weight, part in zip(weights.of(head, first, len(parts)), parts, strict=True):
-            sums = [lang.fma(weight, v, total) for v, total in zip(part, sums, strict=True)]
+    def add(first: Any, sums: list[Any]) -> list[Any]:
+        for weight, row in zip(weights.of(head, first), parts.rows(), strict=True):
+            sums = [lang.fma(weight, v, total) for v, total in zip(row, sums, strict=True)]
         return sums
 
-    begin = lang.const(0, u32)
-    parts = ask(begin)
-    weights.fill(partial, threads)
-    sums = add(begin, parts, [lang.const(0.0, f32)] * EACH)
+    begin, asked = lang.const(0, u32), weights.ask(partial, threads)
+    ask(begin)
+    weights.fill(asked)
+    sums = add(begin, [lang.const(0.0, f32)] * EACH)
     if heads.turns > 1:
         so_far = [lang.var(v) for v in sums]
         for first in lang.range(lang.const(heads.together, u32), used, heads.together):
-            for into, v in zip(so_far, add(first, ask(first), list(so_far)), strict=True):
+            ask(first)
+            for into, v in zip(so_far, add(first, list(so_far)), strict=True):
                 into.set(v)
         sums = [v.get() for v in so_far]
     factor = weights.factor(head)
@@ -219,7 +244,7 @@ def tile_of(form: Joined, caps: Caps) -> Tile | None:
     if not (plain and weight.dtype.is_float and weight.size and batch * tokens == 1):
         return None
     parts = SPLIT_STEP.tile(attend, caps)
-    if parts is None or dim % EACH:
+    if parts is None or dim % EACH or not aligned(weight, weight.strides[0], 0):
         return None
     threads = max(power_above(heads * dim // EACH), SUBGROUP)
     group = Thin(1, threads, OUTS, 1, threads, row_of(caps).rolled)
@@ -260,8 +285,6 @@ def _product(form: Joined, attend: Form[RopeAttendAttrs], tile: Tile, caps: Caps
         ("known", tile.parts.known(inner)),
         ("scoring", Scoring(windowed=inner.attrs.scoring.windowed)),
         ("shuffle", caps.shuffles), ("tile", tile.group),
-        ("vector_w", aligned(weight, weight.strides[0] * (n > 1), 0)),
-        ("whole", k == tile.group.threads * EACH),
     )  # fmt: skip
     total = len(form.inputs)
     refs = (
