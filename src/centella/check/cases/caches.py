@@ -161,7 +161,7 @@ def rope_attend() -> Row:
 
 
 def attend_linear() -> Row:
-    """Parts that a product adds up: few, all of a plan's, of windows; a chunk a thread, fewer."""
+    """Parts that a product adds up: one of a plan's, all, of windows; fewer heads than threads."""
 
     def case(
         heads: int, kv: int, d: int, n: int, capacity: int, extras: tuple[str, ...] = (),
@@ -190,7 +190,7 @@ def attend_linear() -> Row:
         case(2, 1, 64, 40, 300, ("residual",), window=90, softcap=2.0, start=(200, 300)),
         case(8, 2, 32, 33, 320, ("residual",), norm=True, blocks=True),
         case(1, 1, 8, 3, 64, start=(0, 1)),
-        case(3, 3, 40, 17, 2600, ("bias",), start=(2400, 2600)),
+        case(3, 3, 40, 17, 1000, ("bias",), start=(900, 1000)),
     ]
     all_cases += [case(2, 1, 16, 10, 300, both, start=(n, n + 1), sweep=True)
                   for n in (0, 62, 63, 64, 127, 128, 255, 256, 299)]  # fmt: skip

@@ -184,10 +184,16 @@ def _left(
     return _first(kernel, form, parts, constants, {}, partial, threads)
 
 
-def first_in_f32(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Call:
-    """The launch that leaves parts in f32, in the form's first temporary."""
-    threads = _threads(parts, caps)
-    constants = (("known", parts.known(attention_form(form), heads=True)), ("threads", threads))
+def first_in_f32(
+    form: Form[RopeAttendAttrs], parts: Parts, caps: Caps, whole: bool = False
+) -> Call:  # fmt: skip
+    """The launch that leaves parts in f32, in the form's first temporary.
+
+    Args:
+        whole: it leaves parts without keys, too, which weigh nothing.
+    """
+    threads, known = _threads(parts, caps), parts.known(attention_form(form), heads=True)
+    constants = (("known", known), ("threads", threads), ("whole", whole))
     return _left(rope_split, form, parts, constants, threads)
 
 
