@@ -136,7 +136,7 @@ class Step:
 @pytest.mark.devices("simulator")
 @pytest.mark.parametrize(
     "given",
-    [{}, {"weight": "f32"}, {"capacity": 64, "n": 4096}, {"heads": 2, "dim": 8, "capacity": 100}],
+    [{}, {"weight": "f32"}, {"capacity": 64, "n": 2112}, {"heads": 2, "dim": 8, "capacity": 100}],
 )  # fmt: skip
 def test_attention_and_its_product_are_two_launches(
     device: ct.Device, given: dict[str, Any]
@@ -161,10 +161,12 @@ def test_what_follows_the_product_reads_it_there(device: ct.Device) -> None:
         ({"batch": 2}, NVIDIA),
         ({"tokens": 2}, NVIDIA),
         ({"capacity": 1088}, NVIDIA),  # more to read for each group than a launch costs
-        ({"n": 1032}, NVIDIA),
+        ({"n": 2113}, NVIDIA),  # more groups than an H200 has multiprocessors
         ({"dim": 20}, NVIDIA),
         ({}, replace(NVIDIA, max_shared=8 << 10)),
         ({"heads": 32}, NVIDIA),  # more threads than a group has
+        ({"n": 2048, "weight": "f32"}, NVIDIA),  # more to keep than there are registers
+        ({}, replace(NVIDIA, family="amd")),
         ({}, replace(NVIDIA, family="software")),
         ({}, CAPS),
         ({"dtype": "bf16"}, NVIDIA),

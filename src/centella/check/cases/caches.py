@@ -190,6 +190,7 @@ def attend_linear() -> Row:
         case(2, 1, 64, 40, 300, ("residual",), window=90, softcap=2.0, start=(200, 300)),
         case(8, 2, 32, 33, 320, ("residual",), norm=True, blocks=True),
         case(1, 1, 8, 3, 64, start=(0, 1)),
+        case(1, 1, 64, 1100, 128, ("residual",), norm=True),
         case(3, 3, 40, 17, 1000, ("bias",), start=(900, 1000)),
     ]
     all_cases += [case(2, 1, 16, 10, 300, both, start=(n, n + 1), sweep=True)

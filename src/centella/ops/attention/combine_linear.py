@@ -32,6 +32,7 @@ from centella.ops.attend_linear import AttendLinearAttrs, attend_form
 from centella.ops.attention.masks import LOWEST, share_of
 from centella.ops.attention.parts import Parts, Results
 from centella.ops.attention.rope_choice import SPLIT_STEP, first_in_f32
+from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import power
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.epilogue import Epilogue
@@ -42,20 +43,19 @@ from centella.ops.rows import fold, power_above
 from centella.specs import Caps
 
 EACH = 8  # elements of the depth that a thread has
-OUTS = 8  # outputs of a group
-LEAST_THREADS = 32  # of a group: four for each output
-MOST_PARTS = 16  # that a thread has registers for
-# Bytes of parts that all groups read: 128 KB for each multiprocessor of an H200, which take it a
-# microsecond, where a launch takes three.
-MOST_BYTES = 16 << 20
+OUTS = (8, 16)  # outputs of a group: of fewer, registers are left for more parts on their way
+LEAST_THREADS = 64  # of a group: four for each output
+# A group takes the registers of most of a multiprocessor: one for each of an H200. Bytes of parts
+# that it reads, which take it a microsecond, where a launch takes three.
+MOST_GROUPS, MOST_BYTES = 132, 128 << 10
 
 
 class _Weights:
     """A thread's weights of each output, in registers from when they are asked for."""
 
-    def __init__(self, source: Argument) -> None:
+    def __init__(self, source: Argument, outs: int) -> None:
         self._source, self._per = source, source.dtype.per_chunk
-        self._words: Any = lang.vars(u32, OUTS, EACH // self._per * 4, init=0)
+        self._words: Any = lang.vars(u32, outs, EACH // self._per * 4, init=0)
 
     def ask(self, starts: list[Any]) -> None:
         """Load them, under a condition.
@@ -80,17 +80,17 @@ class _Weights:
 
 
 def _combined(
-    *, activation: str, dim: int, early: bool, native: bool, splits: int, threads: int,
+    *, activation: str, dim: int, early: bool, native: bool, outs: int, splits: int, threads: int,
     partial: Argument, w: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
-    """A group has OUTS outputs; of a head there are so many parts."""
+    """A group has so many outputs; of a head there are so many parts."""
     n, k, pitch = (lang.parameter(name, u32) for name in ("n", "k", "ldw"))
-    column, first = lang.local_id() * EACH, lang.group_id() * OUTS
-    weights = _Weights(w)
+    column, first = lang.local_id() * EACH, lang.group_id() * outs
+    weights = _Weights(w, outs)
     with lang.if_(column < k):
-        outputs = [lang.minimum(first + r, n - 1) for r in range(OUTS)]
+        outputs = [lang.minimum(first + r, n - 1) for r in range(outs)]
         weights.ask([output * pitch + column for output in outputs])
-    result = _Result(activation, extra, first, n, y)
+    result = _Result(activation, extra, outs, first, n, y)
     column = lang.minimum(column, k - EACH)  # further on weights are zeros
     totals = weights.times(_added_up(partial, column // dim, column % dim, dim, splits, native))
     let_next_in(early)
@@ -131,12 +131,13 @@ class _Result:
     """
 
     def __init__(
-        self, activation: str, extra: dict[str, Argument], first: Any, n: Any, y: Argument
-    ) -> None:
-        self._y, self._first, per = y, first, y.dtype.per_word
+        self, activation: str, extra: dict[str, Argument], outs: int, first: Any, n: Any,
+        y: Argument,
+    ) -> None:  # fmt: skip
+        self._y, self._outs, self._first, per = y, outs, first, y.dtype.per_word
         self._offset = lang.local_id() * per
-        self._stores = (self._offset < OUTS) & (first + self._offset < n)
-        at = first + lang.minimum(self._offset, OUTS - per)
+        self._stores = (self._offset < outs) & (first + self._offset < n)
+        at = first + lang.minimum(self._offset, outs - per)
         self._finish = Epilogue(activation, extra, lang.minimum(at, n - 1), per, n)
         self._residual: Any = lang.vars(f32, per, init=0.0) if "residual" in extra else []
         if self._residual:
@@ -147,23 +148,24 @@ class _Result:
 
     def store(self, totals: list[Any], threads: int) -> None:
         """Add up in two steps, in a fixed order: in each a thread has one output."""
-        me, apart, four = lang.local_id(), threads // OUTS, f32.per_chunk
+        me, outs, four = lang.local_id(), self._outs, f32.per_chunk
+        apart = threads // outs
         pitch = apart + four  # off the banks of the output before
-        each, sums = lang.shared(f32, threads * OUTS), lang.shared(f32, pitch * OUTS)
-        for e in range(0, OUTS, four):
-            each.store(me * OUTS + e, totals[e : e + four])
+        each, sums = lang.shared(f32, threads * outs), lang.shared(f32, pitch * outs)
+        for e in range(0, outs, four):
+            each.store(me * outs + e, totals[e : e + four])
         lang.barrier()
-        parts = [each[me + n * threads] for n in range(OUTS)]
-        sums[me % OUTS * pitch + me // OUTS] = fold(parts, operator.add)
+        parts = [each[me + n * threads] for n in range(outs)]
+        sums[me % outs * pitch + me // outs] = fold(parts, operator.add)
         lang.barrier()
         with lang.if_(self._stores):
-            outs = []
+            values = []
             for e in range(self._y.dtype.per_word):
                 at = (self._offset + e) * pitch
                 parts = [v for n in range(0, apart, four) for v in sums.load(at + n)]
-                outs.append(fold(parts, operator.add))
+                values.append(fold(parts, operator.add))
             residual = [v.get() for v in self._residual]
-            values = self._finish(outs, lang.const(0, u32), residual or None)
+            values = self._finish(values, lang.const(0, u32), residual or None)
             self._y.store(self._first + self._offset, values)
 
 
@@ -176,10 +178,16 @@ Joined = Form[AttendLinearAttrs]
 
 
 class Tile(Struct, frozen=True):
-    """The parts that attention leaves, and how the product's groups work."""
+    """The parts that attention leaves, and how the product's groups work.
+
+    Attributes:
+        kept: words that a thread asks for at once.
+    """
 
     parts: Parts
     threads: int
+    outs: int
+    kept: int
 
 
 def tile_of(form: Joined, caps: Caps) -> Tile | None:
@@ -191,22 +199,28 @@ def tile_of(form: Joined, caps: Caps) -> Tile | None:
     if not (plain and weight.dtype.is_float and weight.size and batch * tokens == 1):
         return None
     parts = SPLIT_STEP.tile(attend, caps)
-    if parts is None or parts.splits > MOST_PARTS or dim % EACH:
+    if parts is None or dim % EACH:
         return None
     threads = max(power_above(heads * dim // EACH), LEAST_THREADS)
-    words = threads * (OUTS + 1) + f32.per_chunk * OUTS
+    few, many = OUTS
+    outs = few if weight.shape[0] <= few * MOST_GROUPS else many
+    words = threads * outs + (threads // outs + f32.per_chunk) * outs
     fits = threads <= caps.max_workgroup and 4 * words <= caps.max_shared
-    return Tile(parts, threads) if fits and aligned(weight, weight.strides[0], 0) else None
+    if not (fits and aligned(weight, weight.strides[0], 0)):
+        return None
+    kept = outs * EACH // weight.dtype.per_word + parts.splits * (EACH + 2)
+    return Tile(parts, threads, outs, kept)
 
 
 def preferred(form: Joined, caps: Caps) -> bool:
-    """Where attention is better in parts, and there are not too many for every group to read."""
+    """Where attention is better in parts, and groups are few that read few of them."""
     attend, tile = attend_form(form), tile_of(form, caps)
     if tile is None or not SPLIT_STEP.takes(attend, caps, attend.attrs.variant):
         return False
+    if form.attrs.linear.variant is not None or tile.kept > row_of(caps).joined:
+        return False
     n, k = form.inputs[len(attend.inputs)].shape
-    nbytes = -(-n // OUTS) * tile.parts.splits * k * f32.itemsize
-    return form.attrs.linear.variant is None and nbytes <= MOST_BYTES
+    return n <= tile.outs * MOST_GROUPS and tile.parts.splits * k * f32.itemsize <= MOST_BYTES
 
 
 def _launches(form: Joined, tile: Tile, caps: Caps) -> Lowered:
@@ -229,14 +243,15 @@ def _product(form: Joined, attend: Form[RopeAttendAttrs], tile: Tile, caps: Caps
     }  # fmt: skip
     constants = (
         ("activation", linear.activation), ("dim", parts.width), ("early", caps.early_launch),
-        ("native", caps.native_exp2), ("splits", parts.splits), ("threads", tile.threads),
+        ("native", caps.native_exp2), ("outs", tile.outs), ("splits", parts.splits),
+        ("threads", tile.threads),
     )  # fmt: skip
     refs = (
         Ref(total + 3, parts.spec), Ref(count, flat(weight)),
         *(Ref(count + 1 + i, flat(s)) for i, s in enumerate(more)), Ref(total + 2, form.outputs[2]),
     )  # fmt: skip
     params = signature(dict.fromkeys(("partial", "w", *extras), 1), {"y": 1})
-    return Call(kernel, refs, tuple(scalars.items()), constants, -(-n // OUTS),
+    return Call(kernel, refs, tuple(scalars.items()), constants, -(-n // tile.outs),
                 workgroup=tile.threads, signature=params)  # fmt: skip
 
 
