@@ -179,7 +179,8 @@ def attend_linear() -> Row:
         given += tuple(In(shapes[name], **f32) for name in extras)
         sight = {name: more.pop(name) for name in ("window", "softcap") if name in more}
         attend = RopeAttendAttrs(False, 1e-3, 0.02 * d**-0.5, **sight)
-        linear = LinearAttrs(extras, more.pop("activation", ""), more.pop("alpha", 1.0))
+        after = {name: more.pop(name) for name in ("alpha", "dtype") if name in more}
+        linear = LinearAttrs(extras, more.pop("activation", ""), **after)
         return Case(given, {"attend": attend, "linear": linear, "variant": "combined"}, **more)
 
     both = ("bias", "residual")
@@ -190,6 +191,7 @@ def attend_linear() -> Row:
         case(2, 1, 64, 40, 300, ("residual",), window=90, softcap=2.0, start=(200, 300)),
         case(8, 2, 32, 33, 320, ("residual",), norm=True, blocks=True),
         case(1, 1, 8, 3, 64, start=(0, 1)),
+        case(2, 2, 32, 21, 130, both, dtype="f16"),
         case(1, 1, 64, 1100, 128, ("residual",), norm=True),
         case(3, 3, 40, 17, 1000, ("bias",), start=(900, 1000)),
     ]
