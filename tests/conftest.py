@@ -24,6 +24,7 @@ import pytest
 
 import centella as ct
 from centella.host.blas import BLAS
+from centella.runtime.plans import Plans
 from centella.specs import Caps
 from tests.support.devices import DEVICES, GPU, WINDOWED, forget_programs, open_device
 from tests.support.exclusive import exclusive
@@ -70,6 +71,7 @@ def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen as where launches cost something: on a GPU."""
     monkeypatch.setattr(Caps, "launches_are_free", False)
     monkeypatch.setattr(device.recorder, "_preferred", {})
+    monkeypatch.setattr(device.executor, "plans", Plans(device.executor.backend))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ from centella.models.llama_config import FAMILIES, LlamaConfig
 from centella.models.rope import Rope
 from centella.nn.block_cache import BlockCache
 from centella.nn.past import Past
+from centella.ops.attention import table
 from centella.tasks.load import load
 from tests.models.test_bert import ACTIVATIONS
 from tests.support.model_common import DATA
@@ -64,6 +65,45 @@ def test_launches_of_a_step_on_a_gpu(device: ct.Device, name: str) -> None:
     with ct.ledger() as led:
         model(ids, past).numpy()
     led.expect(launches=6 * len(model.layers) + 3, submissions=1)
+
+
+@pytest.mark.devices("webgpu")
+@pytest.mark.usefixtures("costly_launches")
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_step_behind_many_keys_on_a_gpu(
+    device: ct.Device, name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product after attention adds up its parts: a launch less a layer; weights of 16 bits.
+
+    Across the border of two parts, in steps of one plan.
+    """
+    row = table.ROWS["nvidia"]
+    monkeypatch.setitem(table.ROWS, "software", replace(table.ROWS["software"], joined=row.joined))
+    stored, model = expected(name), model_of(name, device, "auto")
+    text = np.concatenate([stored["ids"][0], stored["greedy"]])[None]
+    wanted = model(ct.asarray(text, device=device), model.past(1, 128, device)).numpy()
+    past, begin = model.past(1, 128, device), 61
+    pool = BlockCache(
+        model.config.num_key_value_heads, model.config.head_dim, 3,
+        num_layers=len(model.layers), device=device,
+    )  # fmt: skip
+
+    def at(start: int) -> Past[Any]:
+        rows = ct.asarray(np.array([[start, 2, 1]], np.int32), device=device)
+        return replace(past, cache=pool.view(rows)) if blocks else past
+
+    model(ct.asarray(text[:, :begin], device=device), at(0)).numpy()
+    for n in range(begin, 67):
+        ids, now = ct.asarray(text[:, n : n + 1], device=device), at(n)
+        device.synchronize()
+        with ct.ledger() as led:
+            got = model(ids, now).numpy()
+        np.testing.assert_allclose(got[:, 0], wanted[:, n], atol=TOLERANCE, rtol=0)
+        layer = 5 if name == "qwen3" else 7  # which has two norms behind products
+        led.expect(launches=layer * len(model.layers) + (2 if blocks else 3), submissions=1)
+        if n > begin:
+            led.expect(compiles=0, plans=0)
 
 
 @pytest.mark.devices(*EVERY)

@@ -19,6 +19,7 @@ from centella.op.op import named
 from centella.ops.elementwise import EXPRESSIONS
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.norm import NormAttrs
+from centella.ops.rope_attend import RopeAttendAttrs
 from centella.ops.steps import step_of
 
 Array = np.ndarray[Any, Any]
@@ -228,6 +229,21 @@ def test_what_is_attended_to_is_what_was_appended() -> None:
     close(caches, again, "caches")
 
 
+def test_attend_linear_is_rope_attend_and_linear() -> None:
+    rng, starts = np.random.default_rng(6), np.array([0, 2], np.int32)
+    caches = rng.standard_normal((2, 2, 1, 5, 8))
+    again, x, tables = caches.copy(), rng.standard_normal((2, 4, 2, 8)), np.ones((2, 9, 4))
+    w, bias, residual = (rng.standard_normal(s) for s in ((6, 16), (6,), (2, 2, 6)))
+    attend = RopeAttendAttrs(False, 1e-6, 0.3, window=2)
+    linear = LinearAttrs(("bias", "residual"), "", alpha=0.5)
+    *_, h = formula("rope_attend", **named(attend))(*again, x, *tables, starts)
+    wanted = formula("linear", **named(linear))(h.reshape(2, 2, 16), w, bias, residual)
+    given = *caches, x, *tables, starts, w, bias, residual
+    *_, got = formula("attend_linear", attend=attend, linear=linear)(*given)
+    close(got, wanted, "y")
+    close(caches, again, "caches")
+
+
 def test_linear_norm_is_linear_and_norm() -> None:
     rng = np.random.default_rng(9)
     shapes = ((2, 3, 8), (6, 8), (6,), (2, 3, 6), (6,), (6,))
@@ -249,6 +265,7 @@ def test_every_op_has_golden_values(name: str) -> None:
         "fused",
         "rope_cache_write",
         "rope_attend",
+        "attend_linear",
         "cache_write_i8",
         "rope_cache_write_i8",
         "linear_norm",

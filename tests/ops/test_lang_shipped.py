@@ -38,6 +38,7 @@ from centella.ops import MODULES, topk
 from centella.ops.elementwise import ACTIVATIONS, BOOLS, EXPRESSIONS, Expression
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.norm import NormAttrs
+from centella.ops.rope_attend import RopeAttendAttrs
 from centella.simulator.run import simulate
 from centella.specs import Caps, Spec
 from centella.tensors import functional as F  # noqa: N812  # as users of PyTorch spell it
@@ -315,6 +316,10 @@ cache_write | table | f32 f16 | drawn(i, "cache_write", 8)
 rope_cache_write | table | f32 f16 | drawn(i, "rope_cache_write")
 rope_attend | norm | f32 f16 | attended(i, 128, True)
 rope_attend | blocks | f32 f16 | attended(i, 128, False, [[120, 1, 3], [50, 2, 0]])
+attend_linear | all parts | f32 f16 | attended_by(i, 4, 64, 19, 256, 255)
+attend_linear | odd parts | f32 f16 | attended_by(i, 2, 128, 9, 192, 191)
+attend_linear | some parts | f32 f16 | attended_by(i, 4, 64, 8, 256, 70)
+attend_linear | one part | f32 f16 | attended_by(i, 2, 128, 8, 192, 5)
 cache_write_i8 | table | f32 f16 | drawn(i, "cache_write_i8")
 rope_cache_write_i8 | 16 | f32 f16 | rotated(i, 16, False, False)
 rope_cache_write_i8 | 16, norm, pairs | f32 f16 | rotated(i, 16, True, True)
@@ -599,6 +604,19 @@ def attended(i: Inputs, dim: int, norm: bool, starts: Any = (66, 69)) -> ct.Tens
     attrs = {"interleaved": False, "eps": 1e-6, "scale": 0.1}
     *_, y = apply_all(get("rope_attend"), given, attrs)
     return F.concat([y.permute(0, 2, 1, 3)], 2)
+
+
+def attended_by(i: Inputs, heads: int, dim: int, n: int, keys: int, at: int) -> ct.Tensor:
+    """A step's attention, to a cache of so many keys, and the product that adds up its parts."""
+    caches = [ct.State(Inputs(i.device, "f32", n)(1, 1, keys, dim)) for n in (91, 92)]
+    wide = Inputs(i.device, "f32", 93)
+    angles = np.arange(keys * (dim // 2), dtype=np.float32).reshape(keys, -1)
+    tables = [i.of(f(angles), "f32") for f in (np.cos, np.sin)]
+    given = (*(c.value for c in caches), wide(1, heads + 2, 1, dim), *tables, i.of([at]),
+             i(n, heads * dim), wide(n), wide(1, 1, n))  # fmt: skip
+    attrs = {"attend": RopeAttendAttrs(False, 1e-6, 0.1),
+             "linear": LinearAttrs(("bias", "residual"), "")}  # fmt: skip
+    return apply_all(get("attend_linear"), given, attrs)[2]
 
 
 def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
@@ -982,6 +1000,7 @@ IDLE_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
         "of the step's four keys one counts, and the values of the others are 0",
         ("window", "bias", "blocks"),
     ),
+    "chunks = [self._scores.load(": ("of a softmax any maximum near the largest serves", ()),
     "for result in results]": (
         "eight parts are loaded at once: of fewer the last again, which is left out",
         ("split into many",),

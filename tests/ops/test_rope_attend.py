@@ -12,7 +12,9 @@ from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.ptx import emit_ptx
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
+from centella.ops.attend_linear import ATTEND_LINEAR, AttendLinearAttrs
 from centella.ops.attention.rope_choice import APART, CLUSTER, SPLIT_STEP, SPLIT_STEP_MMA, lower
+from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs
 from centella.specs import Caps, Spec, make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -139,3 +141,23 @@ def test_it_stays_in_registers(
     report, _ = assemble(emit_ptx(traced(call), "sm_90a"), "sm_90a", tmp_path)
     registers, stack = resources(report)
     assert stack == 0 and registers * (call.workgroup or 128) * 2 <= 65_536
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("n", "dtype", "capacity"), [(1024, f32, 1024), (2048, bf16, 1024),
+                                                      (2048, f32, 512)])  # fmt: skip
+def test_a_product_keeps_parts_and_weights_in_registers(
+    n: int, dtype: DType, capacity: int, tmp_path: Path
+) -> None:
+    """The most words of each kind; a group has one multiprocessor."""
+    caps = Caps("wgsl", family="nvidia", max_shared=32 << 10)
+    attend = form_of(heads=16, capacity=capacity, dtype=f32)
+    weight, y = make_spec((n, 2048), dtype, 16), make_spec((1, 1, n), f32, 16)
+    attrs = AttendLinearAttrs(attend.attrs, LinearAttrs(("residual",), ""))
+    inputs, outputs = (*attend.inputs, weight, y), (*attend.outputs[:2], y)
+    form = Form(ATTEND_LINEAR, inputs, outputs, attrs)
+    assert ATTEND_LINEAR.preferred is not None and ATTEND_LINEAR.preferred(form, caps)
+    _, product = form.lower(caps).calls
+    report, _ = assemble(emit_ptx(traced(product), "sm_80"), "sm_80", tmp_path)
+    assert resources(report)[1] == 0
+    assert traced(product).shared_bytes <= caps.max_shared

@@ -91,6 +91,7 @@ VARIANTS = {
     "speech_token": ("Transcriber.transcribe", "the next token of each window, by its rules"),
     "rope_cache_write": ("KVCache.append_qkv", "q, k and v of a step: rotated, k and v cached"),
     "rope_attend": ("KVCache.attend_qkv", "q, k and v of a step: rotated, cached, attended to"),
+    "attend_linear": ("KVCache.attend_qkv", "the same with the product that reads what they get"),
     "rope_cache_write_i8": ("KVCache.append_qkv", "the same for a cache in i8"),
     "scatter_reduce": ("scatter", "values combined along an axis, after a sort of indices"),
     "fused": ("a chain of operations", "all in one launch; intermediates stay in registers"),

@@ -13,6 +13,7 @@ MODULES: dict[str, str] = {
     "centella.ops.arange": "arange",
     "centella.ops.argmax": "argmax",
     "centella.ops.assign": "assign",
+    "centella.ops.attend_linear": "attend_linear",
     "centella.ops.attention.op": "attention",
     "centella.ops.beam": "beam_select beam_blocks",
     "centella.ops.cache": "cache_write cache_step",

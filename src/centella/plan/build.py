@@ -1,7 +1,8 @@
 """From recorded nodes to an immutable plan, in small passes.
 
     drop    nodes that nobody reads, and of a node what is computed for such results alone
-    join    norms with the product whose result they alone read, where one kernel takes both
+    join    norms with the product whose result they alone read, where one kernel takes both, and
+            products with the attention whose result they alone read
     fuse    element-wise nodes with each other and with the norm or reduction beside them
     store   values that are assigned to a State in its memory
     lower   each node to launches (its op chooses kernels) or to its NumPy formula on the CPU

@@ -61,7 +61,7 @@ class Fused(Struct, eq=False):
     """What is known of chains on a device: each form as a step, and the forms of chains by key.
 
     Attributes:
-        pairs: of a product and its norm: the form of both, None where they stay two (`join`).
+        pairs: of two forms: that of both, None where they stay two (`join`).
     """
 
     steps: dict[Form[Any], FormStep] = field(default_factory=dict)

@@ -14,6 +14,8 @@ from centella.check.cases.case import (
     Row,
     Shape,
 )
+from centella.ops.matmul.problem import LinearAttrs
+from centella.ops.rope_attend import RopeAttendAttrs
 
 
 def cache_write() -> Row:
@@ -155,6 +157,46 @@ def rope_attend() -> Row:
             case(70, 16, 4, 1, 128, 64, variant, 700, sweep=True, **sixteen),
             replace(table(128, 2, variant, window=100), dtypes=("f16", "bf16")),
         ]
+    return Row(FLOATS, tuple(all_cases), sums=True)
+
+
+def attend_linear() -> Row:
+    """Parts that a product adds up: one of a plan's, all, of windows; fewer heads than threads."""
+
+    def case(
+        heads: int, kv: int, d: int, n: int, capacity: int, extras: tuple[str, ...] = (),
+        norm: bool = False, start: tuple[int, int] | None = None, blocks: bool = False,
+        **more: Any,
+    ) -> Case:  # fmt: skip
+        f32: dict[str, Any] = {"dtype": "f32"}
+        shape, starts = (1, kv, capacity, d), In((1,), start or (0, capacity), "i32")
+        if blocks:
+            shape, starts = (kv, 5, 64, d), In((1, 4), (1, 5), "i32")
+        given: tuple[In, ...] = (In(shape, layout="state", **f32),) * 2
+        given += (In((1, heads + 2 * kv, 1, d), **f32), *(In((capacity, d // 2), **f32),) * 2)
+        given += (starts, *((In((2, d), **f32),) if norm else ()), In((n, heads * d)))
+        shapes = {"bias": (n,), "residual": (1, 1, n)}
+        given += tuple(In(shapes[name], **f32) for name in extras)
+        sight = {name: more.pop(name) for name in ("window", "softcap") if name in more}
+        attend = RopeAttendAttrs(False, 1e-3, 0.02 * d**-0.5, **sight)
+        after = {name: more.pop(name) for name in ("alpha", "dtype") if name in more}
+        linear = LinearAttrs(extras, more.pop("activation", ""), **after)
+        return Case(given, {"attend": attend, "linear": linear, "variant": "combined"}, **more)
+
+    both = ("bias", "residual")
+    all_cases = [
+        case(4, 2, 16, 24, 150, both, norm=True),
+        case(16, 8, 128, 20, 768, ("residual",), norm=True, start=(600, 768)),
+        case(6, 2, 24, 9, 700, both, alpha=0.5, activation="silu"),
+        case(2, 1, 64, 40, 300, ("residual",), window=90, softcap=2.0, start=(200, 300)),
+        case(8, 2, 32, 33, 320, ("residual",), norm=True, blocks=True),
+        case(1, 1, 8, 3, 64, start=(0, 1)),
+        case(2, 2, 32, 21, 130, both, dtype="f16"),
+        case(1, 1, 64, 1100, 128, ("residual",), norm=True),
+        case(3, 3, 40, 17, 1000, ("bias",), start=(900, 1000)),
+    ]
+    all_cases += [case(2, 1, 16, 10, 300, both, start=(n, n + 1), sweep=True)
+                  for n in (0, 62, 63, 64, 127, 128, 255, 256, 299)]  # fmt: skip
     return Row(FLOATS, tuple(all_cases), sums=True)
 
 

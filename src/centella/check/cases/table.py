@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from centella.check.cases.attention import attention
 from centella.check.cases.caches import (
+    attend_linear,
     beam_blocks,
     cache_attend,
     cache_copy,
@@ -104,6 +105,7 @@ TABLE: dict[str, Row] = {
     "beam_blocks": beam_blocks(),
     "cache_step": cache_step(),
     "rope_attend": rope_attend(),
+    "attend_linear": attend_linear(),
     "rope_cache_write": rope_cache_write(),
     "rope_cache_write_i8": rope_cache_write_i8(),
     "fused": fused(),

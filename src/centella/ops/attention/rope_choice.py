@@ -142,8 +142,8 @@ def _ring_launch(form: Form[RopeAttendAttrs], tile: RingParts, caps: Caps) -> Lo
 def _ring_launches(form: Form[RopeAttendAttrs], tile: RingParts, caps: Caps) -> Lowered:
     ring = RopeRing(tile.ring, caps.early_launch)
     constants = (("tile", ring), ("tokens", form.outputs[2].shape[1]))
-    threads = tile.split.threads
-    return _two_launches(form, tile.parts, caps, rope_ring_split, constants, threads)
+    first = _left(rope_ring_split, form, tile.parts, constants, tile.split.threads)
+    return _two_launches(form, tile.parts, caps, first)
 
 
 def _parts(form: Form[RopeAttendAttrs], caps: Caps) -> Parts | None:
@@ -169,23 +169,36 @@ def _threads(parts: Parts, caps: Caps) -> int:
     return min(THREADS if more else THREADS // 2, caps.max_workgroup)
 
 
-def _two_launches(
-    form: Form[RopeAttendAttrs], parts: Parts, caps: Caps, kernel: Kernel, constants: Constants,
-    threads: int,
-) -> Lowered:  # fmt: skip
+def _two_launches(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps, first: Call) -> Lowered:
     inner, count = attention_form(form), len(form.inputs)
-    partial = count + 3
-    left = {"partial": Ref(partial, parts.spec)}
-    first = _first(kernel, form, parts, constants, {}, left, threads)
     operands = (0, 0, 1, *(5 for _ in inner.attrs.masks), count + 2)
     second = Lowered((added_up(parts, inner, caps, own=True),), (parts.spec,))
-    return Lowered((first,)) + second.within(operands, partial)
+    return Lowered((first,)) + second.within(operands, count + 3)
+
+
+def _left(
+    kernel: Kernel, form: Form[RopeAttendAttrs], parts: Parts, constants: Constants, threads: int
+) -> Call:  # fmt: skip
+    """A launch that leaves parts in the form's first temporary."""
+    partial = {"partial": Ref(len(form.inputs) + 3, parts.spec)}
+    return _first(kernel, form, parts, constants, {}, partial, threads)
+
+
+def first_in_f32(
+    form: Form[RopeAttendAttrs], parts: Parts, caps: Caps, whole: bool = False
+) -> Call:  # fmt: skip
+    """The launch that leaves parts in f32, in the form's first temporary.
+
+    Args:
+        whole: it leaves parts without keys, too, which weigh nothing.
+    """
+    threads, known = _threads(parts, caps), parts.known(attention_form(form), heads=True)
+    constants = (("known", known), ("threads", threads), ("whole", whole))
+    return _left(rope_split, form, parts, constants, threads)
 
 
 def _two_launches_f32(form: Form[RopeAttendAttrs], parts: Parts, caps: Caps) -> Lowered:
-    threads = _threads(parts, caps)
-    constants = (("known", parts.known(attention_form(form), heads=True)), ("threads", threads))
-    return _two_launches(form, parts, caps, rope_split, constants, threads)
+    return _two_launches(form, parts, caps, first_in_f32(form, parts, caps))
 
 
 def _parts_mma(form: Form[RopeAttendAttrs], caps: Caps) -> SplitTile | None:
@@ -197,7 +210,9 @@ def _parts_mma(form: Form[RopeAttendAttrs], caps: Caps) -> SplitTile | None:
 def _two_launches_mma(form: Form[RopeAttendAttrs], tile: SplitTile, caps: Caps) -> Lowered:
     parts = Parts.of(attention_form(form), tile.step, tile.groups)
     constants = (("tile", met(tile, caps)), ("tokens", form.outputs[2].shape[1]))
-    return _two_launches(form, parts, caps, rope_split_mma, constants, tile.threads)
+    return _two_launches(
+        form, parts, caps, _left(rope_split_mma, form, parts, constants, tile.threads)
+    )
 
 
 def _preferred_mma(form: Form[RopeAttendAttrs], caps: Caps) -> bool:

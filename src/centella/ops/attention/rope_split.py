@@ -209,13 +209,15 @@ def _dot(a: list[Any], b: list[Any]) -> Any:
 
 def _rope_split(
     *, dim: int, rows: int, scoring: Scoring, layout: tuple[tuple[str, bool], ...], blocks: bool,
-    known: Known, threads: int, x: Argument, cos: Argument, sin: Argument, starts: Argument,
-    keys: Argument, values: Argument, partial: Argument, norms: Argument | None = None,
+    known: Known, threads: int, whole: bool, x: Argument, cos: Argument, sin: Argument,
+    starts: Argument, keys: Argument, values: Argument, partial: Argument,
+    norms: Argument | None = None,
 ) -> None:  # fmt: skip
     """A group has a part of the keys of a head.
 
     Args:
         known: what the program is written for.
+        whole: whether a part without keys is written: sums of nothing.
     """
     table, masks = masks_of(starts, blocks)
     tile, me = Tile(dim, rows, threads), lang.local_id()
@@ -253,6 +255,23 @@ def _rope_split(
         part.own_products()
         part.walk(cached_keys, cached_values, position, past)
         part.finish(partial)
+    if whole:
+        with lang.if_(work.begin >= work.end):
+            _leave_nothing(tile, work, partial)
+
+
+def _leave_nothing(tile: Tile, work: Work, partial: Any) -> None:
+    """The results of a part without keys."""
+    me = lang.local_id()
+    with lang.if_((me < tile.rows) & work.has(me)):
+        stats = work.results(me).stats
+        partial[stats] = LOWEST
+        partial[stats + 1] = 0.0
+    for base in range(0, tile.rows * tile.chunks, tile.threads):
+        query = (me + base) // tile.chunks
+        with lang.if_((query < tile.rows) & work.has(query)):
+            column = (me + base) % tile.chunks * WIDTH
+            partial.store(work.results(query).sums + column, [0.0] * WIDTH)
 
 
 kernel: Kernel = Kernel(_rope_split, workgroup=THREADS, name="rope_split", rewritable=True)

@@ -32,6 +32,8 @@ class Row(Struct, frozen=True):
             so few queries; the groups of the others read the same keys, from the L2 cache.
         stream: of the streaming kernel with heads of up to 32: keys that pass at a time, and
             whose scores a thread has at once.
+        joined: words that a thread has registers for where a product adds up its own row of x
+            (`combine_linear.py`); 0: that has a launch of its own.
         rolled: for threads that are a CPU's: what is written down is compiled, a load for
             milliseconds, so kernels keep their loops, and take keys and parts one by one.
     """
@@ -41,6 +43,7 @@ class Row(Struct, frozen=True):
     rows: int = MOST_ROWS
     short: tuple[int, int] = (0, MOST_ROWS)
     stream: tuple[int, int] = (16, 4)
+    joined: int = 0
     rolled: bool = False
 
 
@@ -65,6 +68,7 @@ ROWS: dict[str, Row] = {
         },
         short=(2048, 2),
         stream=(32, 8),
+        joined=224,
     ),
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
