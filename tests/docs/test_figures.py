@@ -193,9 +193,6 @@ BEAMS = ("five beams beside greedy, large-v3, times as long", "the same, large-v
 BEAM, SEVERAL = "beam 5, a window's text", "encode on several, f16"
 MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and beside whom
     "WebGPU, 0.6B, tokens/s": [("h200-generate", GREEDY, ("0.6b", 1), "webgpu bf16")],
-    "encoder of large-v3, one window and eight, ms": [
-        ("h200-speech", TOLD, ("large-v3", n), "cuda f16") for n in (1, 8)
-    ],
     "first token of 0.6B, two hosts, ms": [
         (run, "qwen3-0.6b, first token, again", (1,), "cuda")
         for run in ("h200-first", "h200-first-earlier")
