@@ -89,8 +89,8 @@ def test_it_equals_float64(
 @pytest.mark.parametrize(
     ("format", "m", "n", "k", "extras"),
     [
-        ("q8_0", 5, 540, 384, ()), ("q4_1", 16, 541, 256, ("bias",)), ("q4_k", 3, 540, 256, ()),
-        ("q6_k", 16, 541, 512, ()), ("q5_k", 2, 540, 256, ()),
+        ("q8_0", 5, 574, 384, ()), ("q4_1", 16, 575, 256, ("bias",)), ("q4_k", 3, 574, 256, ()),
+        ("q6_k", 16, 575, 512, ()), ("q5_k", 2, 574, 256, ()),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)

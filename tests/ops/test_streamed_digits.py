@@ -141,7 +141,7 @@ def test_norms_and_gates_join_it(
 
 @pytest.mark.parametrize(
     ("format", "n", "k", "room", "runs"),
-    [("q8_0", 540, 640, 60, 2), ("q4_k", 540, 2048, 60, 4), ("q6_k", 540, 512, 60, 2)],
+    [("q8_0", 574, 640, 60, 2), ("q4_k", 574, 2048, 60, 4), ("q6_k", 574, 512, 60, 2)],
 )
 def test_rings_come_round_where_a_warpgroup_has_warps_of_several_crews(
     format: str, n: int, k: int, room: int, runs: int, monkeypatch: pytest.MonkeyPatch
