@@ -93,9 +93,10 @@ def test_windows_in_sequence_equal_transformers(device: ct.Device, name: str) ->
 
 @pytest.mark.devices("cpu", "webgpu")
 def test_any_length(device: ct.Device) -> None:
-    """Times lie in the recording and in order, whatever its length."""
+    """Times lie in the recording and in order, whatever its length: the CPU has them all."""
     model = transcriber(device.name)
-    for seconds in (1 / RATE, 0.011, 2.99, 3.01, 7.4):
+    lengths = (1 / RATE, 0.011, 2.99, 3.01, 7.4)
+    for seconds in lengths if device.name == "cpu" else lengths[::3]:
         done: list[tuple[float, float]] = []
         transcript = model.transcribe(
             sound(seconds), **QUIET, timestamps="word",
@@ -689,33 +690,33 @@ def test_a_loop_that_is_left_leaves_the_model_usable(options: dict[str, Any]) ->
 
 
 @pytest.fixture(scope="module")
-def ten_minutes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def five_minutes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An mp3 at 32 kHz: six seconds of syllables at the end of every twenty."""
     soundfile = pytest.importorskip("soundfile")
     pytest.importorskip("soxr")
-    path = tmp_path_factory.mktemp("long") / "ten.mp3"
+    path = tmp_path_factory.mktemp("long") / "five.mp3"
     part = np.concatenate([np.zeros(14 * RATE), babble(6.0)])
     doubled = np.interp(np.arange(2 * part.size) / 2, np.arange(part.size), part)
     with soundfile.SoundFile(path, "w", 2 * RATE, 1) as file:
-        for _ in range(30):
+        for _ in range(15):
             file.write(doubled)
     return path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.sweep), 8])
-def test_ten_minutes_of_mp3(ten_minutes: Path, batch: int) -> None:
+def test_five_minutes_of_mp3(five_minutes: Path, batch: int) -> None:
     """Memory does not grow with what was read, and times are those of the file to its end."""
     model, told = transcriber("cpu"), list[tuple[float, float]]()
     running = model.stream(
-        ten_minutes, temperature=0.0, no_speech_threshold=None, timestamps="none",
+        five_minutes, temperature=0.0, no_speech_threshold=None, timestamps="none",
         max_new_tokens=8, language="en", batch=batch,
         progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
     segments, peaks = [next(running)], list[int]()
     tracemalloc.start()
     try:
-        for until in (300.0, 600.0):
+        for until in (150.0, 300.0):
             tracemalloc.reset_peak()
             while (segment := next(running, None)) is not None:
                 segments.append(segment)
@@ -724,13 +725,13 @@ def test_ten_minutes_of_mp3(ten_minutes: Path, batch: int) -> None:
             peaks.append(tracemalloc.get_traced_memory()[1])
     finally:
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 2e6, f"{peaks}; the samples of 300 s are 19 MB"
-    assert running.duration == pytest.approx(600.0, abs=0.1)
+    assert peaks[1] - peaks[0] < 2e6, f"{peaks}; the samples of 150 s are 9.6 MB"
+    assert running.duration == pytest.approx(300.0, abs=0.1)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] > 599.0 and {total for _, total in told} == {running.duration}
+    assert told[-1][0] > 299.0 and {total for _, total in told} == {running.duration}
     starts = [segment.start for segment in segments]
     assert starts == sorted(starts)
-    assert len({int(start // 20) for start in starts}) > 25
+    assert len({int(start // 20) for start in starts}) > 12
     for start in starts:  # windows of 3 s, the first 0.2 s before the speech
         into = start % 20 - 13.8
         assert into > -0.1 and (into + 0.1) % 3 < 0.2, start

@@ -119,10 +119,19 @@ def rows_of(registers: Words, transposed: bool) -> Words:
 def product(c: Array, a: Words, b: Words, dtype: str) -> Array:
     """`mma`: c + a b, whose products are exact, added to c one by one in f32, k ascending."""
     left, right = _factors(a, b, dtype, dtype)
-    matrices = _sums(c)
-    for k in range(left.shape[-1]):
-        matrices = matrices + left[:, :, k, None] * right[:, k, None, :]
-    return _registers(matrices, c.shape)
+    return _registers(add_products(_sums(c), left, right), c.shape)
+
+
+def add_products(sums: Array, left: Array, right: Array) -> Array:
+    """Sums [matrix, m, n] + left [matrix, m, k] right [matrix, k, n], in f32, k ascending.
+
+    Along any axis but the last NumPy adds one by one, in order.
+    """
+    terms = np.empty((1 + left.shape[2], *sums.shape), np.float32)
+    terms[0] = sums
+    across, down = left.transpose(2, 0, 1)[..., None], right.transpose(1, 0, 2)[:, :, None]
+    np.multiply(across, down, out=terms[1:])
+    return np.asarray(np.add.reduce(terms, axis=0))
 
 
 def product_of_bytes(c: Array, a: Words, b: Words, dtype: str) -> Array:

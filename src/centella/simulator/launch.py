@@ -28,7 +28,7 @@ class Region(Struct, frozen=True):
     name: str
     words: Words
     size: int
-    start: Ids | int
+    start: Ids | None  # of each group's words; None where that is 0 for all
     race_check: Known | None
 
 
@@ -111,5 +111,5 @@ def regions_of(
             race_check = Buffer(words.size, ir.workgroup, known)
         elif check and mask is not None:
             race_check = Known(mask)
-        regions.append(Region(repr(arg.name), words, words.size, 0, race_check))
+        regions.append(Region(repr(arg.name), words, words.size, None, race_check))
     return regions

@@ -92,7 +92,7 @@ class Machine:
             total = count * array.words
             nobody = np.zeros(total, np.bool_)
             record = race_check(total, self.ir.workgroup, nobody) if self.check else None
-            start = np.arange(0, total, array.words, dtype=np.int64)[:, None]
+            start = np.arange(0, total, array.words)[:, None] if count > 1 else None
             words = np.full(total, UNDEFINED, np.uint32)
             regions.append(Region(f"shared array {k}", words, array.words, start, record))
         return regions

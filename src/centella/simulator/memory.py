@@ -7,33 +7,49 @@ from functools import partial
 
 import numpy as np
 
+from centella.errors import SimulationError
 from centella.lang.arithmetic import NUMPY
 from centella.lang.ir import INDICES
 from centella.simulator.launch import Region
 from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.race_check import Fault, Ids, Mask, RaceCheck
 
+CHUNK = np.arange(4)[:, None, None]  # the words of a chunk
 Access = Callable[[Ids, Ids, Ids], Fault | None]
 
 
 def addresses(machine: Machine, index: int, region: Region, width: int, operand: int = 0) -> Ids:
-    """Where in `region.words` each thread's access lies; four words in front for a chunk."""
+    """Where in `region.words` each thread's access lies; four words in front for a chunk.
+
+    Threads that are not active have places in the region, too, but of no meaning.
+    """
     op, _, args, _ = machine.ir.body[index]
     words: Ids = np.asarray(machine.values[args[operand]]).astype(np.int64)
-    if not machine.full:
+    most = region.size // width
+    if np.maximum.reduce(words, axis=None) >= most:  # as a rule of threads that are not active
+        outside = (words >= most) & machine.active
+        if np.count_nonzero(outside):
+            raise _outside(machine, index, region, words, width)
         words = np.where(machine.active, words, 0)
-    if width == 4:
-        words = words * 4 + np.arange(4)[:, None, None]
-    if np.maximum.reduce(words, axis=None) >= region.size:
-        outside = (words >= region.size) & machine.active
-        outside = np.broadcast_to(outside, (width, *machine.shape))
-        at, thread = machine.first_of(outside)
-        word = np.broadcast_to(words, outside.shape).flat[at]
-        text = f"{region.name} word {word} is out of bounds, it has {region.size} words"
-        raise machine.fault(index, thread, text, _hint(machine, region))
     if machine.check and index in machine.ir.starts and operand == INDICES[op] - 1:
         _check_start(machine, index, region)
-    return words + region.start
+    if width == 4:
+        words = words * 4 + CHUNK
+    return words if region.start is None else words + region.start
+
+
+def _outside(
+    machine: Machine, index: int, region: Region, words: Ids, width: int
+) -> SimulationError:
+    """The error of the first thread that reaches past the region."""
+    if width == 4:
+        words = words * 4 + CHUNK
+    outside = (words >= region.size) & machine.active
+    outside = np.broadcast_to(outside, (width, *machine.shape))
+    at, thread = machine.first_of(outside)
+    word = np.broadcast_to(words, outside.shape).flat[at]
+    text = f"{region.name} word {word} is out of bounds, it has {region.size} words"
+    return machine.fault(index, thread, text, _hint(machine, region))
 
 
 def _hint(machine: Machine, region: Region) -> str:

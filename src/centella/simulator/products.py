@@ -24,7 +24,7 @@ from centella.simulator.bulk import (
     start_reading,
     swizzled,
 )
-from centella.simulator.fragments import get_register
+from centella.simulator.fragments import add_products, get_register
 from centella.simulator.group_ops import WARP, WARPGROUP, warpgroups
 from centella.simulator.machine import Capability, Machine, over
 from centella.simulator.race_check import Ids
@@ -99,8 +99,7 @@ class Products:
             total = np.zeros((64, columns), np.float32)
             if add[0]:
                 total[elements] = sums[:, 0, threads]
-            for k in range(DEPTH):
-                total += left[:, k, None] * right[None, :, k]
+            total = add_products(total[None], left[None], right.T[None])[0]
             new[:, 0, threads] = total[elements]
             self._fragments[group][-1].add(tile)
         machine.values[tile] = new
