@@ -20,7 +20,7 @@ from centella.lang import KernelIR
 from centella.lang.ir import BARRIERS, HOPPER
 from centella.ops.matmul import wgmma, wgmma_tiles
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.wgmma_tiles import WGMMA_TILES, WgmmaTile, widths_of
+from centella.ops.matmul.wgmma_tiles import WGMMA_TILES, WgmmaTile, wgmma_tile_of, widths_of
 from centella.runtime.plans import Plans
 from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
@@ -208,6 +208,20 @@ def test_tiles_have_room_for_a_residual_that_is_brought(
     more = {"extras": ("residual",), "activation": activation, "dtype": out.name}
     chosen = dict(one_launch("linear", inputs, y, CAPS, **more)[0].constants)
     assert (chosen["tile"].whole, chosen["brought"]) == (whole, whole)
+
+
+@pytest.mark.parametrize("tile", WGMMA_TILES, ids=name)
+def test_a_tile_is_chosen_where_its_memory_suffices(
+    tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
+    needed = shared_layout(lowered(4096, 4096, 1280, epilogue=True, activation="")[1]).size
+    problem = lowered(4096, 4096, 1280)[0].call
+    sizes = {n: int(v) for n, v in problem.scalars if n in Problem.__struct_fields__}
+    asked = Problem(**sizes, batch=1, a_along_k=True, b_along_k=True)
+    for room in range(needed - 1024, needed, 128):
+        assert wgmma_tile_of(asked, (f16, f16), replace(CAPS, max_shared=room)) is None
+    assert wgmma_tile_of(asked, (f16, f16), CAPS) == tile
 
 
 @pytest.mark.parametrize("resident", [1, 2, 3])
