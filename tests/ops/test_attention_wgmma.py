@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -100,6 +101,18 @@ def test_groups_take_tiles_in_turn(name: str, resident: int) -> None:
     with mock.patch.object(wgmma, "CACHED", 1):
         plan = planned("wgmma", (*shape[:3], 270, *shape[4:]), f16, tile, **masks)
     plan.check(resident=resident)
+
+
+@pytest.mark.parametrize("ahead", [0.3, 4.02, 6.996, 7.999])
+def test_weights_add_up_to_one(ahead: float) -> None:
+    """Though their sum is of those before rounding: a key decides that passes the maximum."""
+    tile = WgmmaTile(32, 3, 3, kept=True)
+    plan = planned("wgmma", (1, 1, 1, 64, 64, 16), f16, tile, scale=math.log(2))
+    q, k, v = (np.zeros(s.shape, np.float32) for s in plan.inputs[:3])
+    q[..., 0], v[...] = 1, 1
+    k[..., 0] = -9.0
+    k[0, 0, 40, 0], k[0, 0, 3, 0] = 0, ahead  # the later keys come first
+    assert np.abs(plan.run(q, k, v) - 1).max() <= 2**-10
 
 
 def test_results_are_in_rows_of_any_width() -> None:

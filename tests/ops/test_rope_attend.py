@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+import centella as ct
 from centella.dtypes import DType, bf16, f16, f32, i32
 from centella.emit.ptx import emit_ptx
 from centella.op.op import Form, Lowered
@@ -17,6 +19,7 @@ from centella.ops.attention.rope_choice import APART, CLUSTER, SPLIT_STEP, SPLIT
 from centella.ops.matmul.problem import LinearAttrs
 from centella.ops.rope_attend import ROPE_ATTEND, RopeAttendAttrs
 from centella.specs import Caps, Spec, make_spec
+from centella.tensors.tensor import apply_all
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS
 from tests.support.launched import op_form, traced
@@ -161,3 +164,24 @@ def test_a_product_keeps_parts_and_weights_in_registers(
     report, _ = assemble(emit_ptx(traced(product), "sm_80"), "sm_80", tmp_path)
     assert resources(report)[1] == 0
     assert traced(product).shared_bytes <= caps.max_shared
+
+
+@pytest.mark.devices("simulator", "webgpu")
+@pytest.mark.parametrize(("heads", "dim"), [(3, 40), (4, 128)])
+def test_a_product_keeps_infinities(device: ct.Device, heads: int, dim: int) -> None:
+    """Of the last columns, too, where a group has threads without any of the depth."""
+    rng, keys, outputs = np.random.default_rng(1), 100, 9
+    shape, at = (1, 1, keys, dim), (0, 0, 5, dim - 3)
+    values = rng.standard_normal(shape).astype(np.float32)
+    values[at] = np.inf
+    caches = [ct.State(x, device=device) for x in (np.zeros(shape, np.float32), values)]
+    weight = rng.standard_normal((outputs, heads * dim)).astype(np.float32)
+    signs = np.where(np.arange(outputs) % 2, -1, 1)
+    weight[:, at[-1] :: dim] = signs[:, None]
+    x = rng.standard_normal((1, heads + 2, 1, dim)).astype(np.float32)
+    angles = np.zeros((2, keys, dim // 2), np.float32)
+    more = (x, *angles, np.array([50], np.int32), weight)
+    given = (*(c.value for c in caches), *(ct.asarray(a, device=device) for a in more))
+    attrs = {"attend": RopeAttendAttrs(False, 1e-6, 0.1), "linear": LinearAttrs((), "")}
+    got = apply_all(ATTEND_LINEAR, given, {**attrs, "variant": "combined"})[2].numpy()
+    np.testing.assert_array_equal(got.reshape(-1), signs * np.inf)

@@ -20,7 +20,7 @@ from centella.lang import KernelIR
 from centella.lang.ir import BARRIERS, HOPPER
 from centella.ops.matmul import wgmma, wgmma_tiles
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.wgmma_tiles import WGMMA_TILES, WgmmaTile, widths_of
+from centella.ops.matmul.wgmma_tiles import WGMMA_TILES, WgmmaTile, wgmma_tile_of, widths_of
 from centella.runtime.plans import Plans
 from centella.simulator.run import simulate
 from centella.specs import Spec, make_spec
@@ -195,6 +195,51 @@ def test_parts_of_a_divided_depth_are_f32(small: None) -> None:
     launch, ir = lowered(19, 21, 72, out=f32)
     got, wanted = ran(launch, ir)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("out", "activation", "whole"), [
+    (f16, "", True), (f32, "", False), (f16, "gelu", False)])  # fmt: skip
+def test_tiles_have_room_for_a_residual_that_is_brought(
+    out: DType, activation: str, whole: bool
+) -> None:
+    """One that is loaded leaves that room to a stage more."""
+    x, weight, y = (12000, 1280), (1280, 1280), make_spec((12000, 1280), out, 16)
+    inputs = make_spec(x, f16, 16), make_spec(weight, f16, 16), y
+    more = {"extras": ("residual",), "activation": activation, "dtype": out.name}
+    chosen = dict(one_launch("linear", inputs, y, CAPS, **more)[0].constants)
+    assert (chosen["tile"].whole, chosen["brought"]) == (whole, whole)
+
+
+@pytest.mark.parametrize("tile", WGMMA_TILES, ids=name)
+def test_a_tile_is_chosen_where_its_memory_suffices(
+    tile: WgmmaTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {tile: 1})
+    needed = shared_layout(lowered(4096, 4096, 1280, epilogue=True, activation="")[1]).size
+    problem = lowered(4096, 4096, 1280)[0].call
+    sizes = {n: int(v) for n, v in problem.scalars if n in Problem.__struct_fields__}
+    asked = Problem(**sizes, batch=1, a_along_k=True, b_along_k=True)
+    for room in range(needed - 1024, needed, 128):
+        assert wgmma_tile_of(asked, (f16, f16), replace(CAPS, max_shared=room)) is None
+    assert wgmma_tile_of(asked, (f16, f16), CAPS) == tile
+
+
+@pytest.mark.parametrize("resident", [1, 2, 3])
+@pytest.mark.parametrize("n", [9, 59, 97])
+def test_results_may_lie_where_the_residual_does(
+    n: int, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile's is brought before its results leave; columns past the edge in either part."""
+    monkeypatch.setattr(wgmma_tiles, "WGMMA_TILES", {WHOLE: 1})
+    monkeypatch.setattr(wgmma_tiles, "_alone", lambda *_: False)
+    launch, ir = lowered(130, n, 72, epilogue=True, activation="")
+    assert dict(launch.call.constants)["brought"]
+    words, sums, residual = ended(launch)
+    words[-1] = words[-2]
+    simulate(ir, words, parameters(launch.call, ir), launch.call.groups, resident=resident)
+    wanted = sums + residual
+    got = result(launch.call, words)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
 
 
 def test_nothing_is_written_outside(small: None) -> None:

@@ -33,7 +33,7 @@ from centella.tensors import functional as fn
 from centella.tensors.arguments import refuse_names, whole
 from centella.tensors.creation import asarray
 from centella.tensors.hints import OF_INDEX, Hinted, matches_getattr
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.tensor import Tensor
 from centella.weights.vectors import open_vectors
 
@@ -131,7 +131,7 @@ class Index(Hinted):
             self._uploaded(vectors, some) for some in _slices(len(self), self._most())
         ]
         self._best: Jitted[..., tuple[Tensor, Tensor]] = Jitted(
-            self._nearest, self.device, CAPTURES
+            method_of(self._nearest), self.device, CAPTURES
         )
 
     def _most(self) -> int:

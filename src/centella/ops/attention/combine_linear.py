@@ -80,19 +80,25 @@ class _Weights:
 
 
 def _combined(
-    *, activation: str, dim: int, early: bool, native: bool, outs: int, splits: int, threads: int,
-    partial: Argument, w: Argument, y: Argument, **extra: Argument,
+    *, activation: str, dim: int, early: bool, idle: bool, native: bool, outs: int, splits: int,
+    threads: int, partial: Argument, w: Argument, y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
-    """A group has so many outputs; of a head there are so many parts."""
+    """A group has so many outputs; of a head there are so many parts.
+
+    Args:
+        idle: whether some threads have nothing of the depth: they add zeros, whatever the head has.
+    """
     n, k, pitch = (lang.parameter(name, u32) for name in ("n", "k", "ldw"))
     column, first = lang.local_id() * EACH, lang.group_id() * outs
     weights = _Weights(w, outs)
-    with lang.if_(column < k):
+    has = column < k
+    with lang.if_(has):
         outputs = [lang.minimum(first + r, n - 1) for r in range(outs)]
         weights.ask([output * pitch + column for output in outputs])
     result = _Result(activation, extra, outs, first, n, y)
-    column = lang.minimum(column, k - EACH)  # further on weights are zeros
-    totals = weights.times(_added_up(partial, column // dim, column % dim, dim, splits, native))
+    column = lang.minimum(column, k - EACH)
+    x = _added_up(partial, column // dim, column % dim, dim, splits, native)
+    totals = weights.times([lang.select(has, v, 0.0) for v in x] if idle else x)
     let_next_in(early)
     result.store(totals, threads)
 
@@ -243,8 +249,8 @@ def _product(form: Joined, attend: Form[RopeAttendAttrs], tile: Tile, caps: Caps
     }  # fmt: skip
     constants = (
         ("activation", linear.activation), ("dim", parts.width), ("early", caps.early_launch),
-        ("native", caps.native_exp2), ("outs", tile.outs), ("splits", parts.splits),
-        ("threads", tile.threads),
+        ("idle", tile.threads * EACH > k), ("native", caps.native_exp2), ("outs", tile.outs),
+        ("splits", parts.splits), ("threads", tile.threads),
     )  # fmt: skip
     refs = (
         Ref(total + 3, parts.spec), Ref(count, flat(weight)),

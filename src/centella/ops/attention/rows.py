@@ -3,8 +3,9 @@
 A maximum is replaced only where it grew by more than 2^8: until then weights are up to 2^8, which
 16 bits hold as precisely, and sums need no rescaling (as in FlashAttention-4). `grow` and
 `store_row` serve `mma.py` too; `Rows` has a warpgroup's 64 queries, in the registers that scores
-come in. Summed are the weights before they are rounded to 16 bits: what rounding takes from one it
-gives to another, and reading them back is one instruction of six.
+come in. Summed are the weights before they are rounded to 16 bits: reading them back is one
+instruction of six. So weights as they are used add up to 1 within 2^-11, but for those below 2^-25,
+which f16 does not have.
 """
 
 from __future__ import annotations

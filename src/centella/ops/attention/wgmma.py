@@ -38,8 +38,8 @@ WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
     (64, WgmmaTile(128, stages=4, late=True), WgmmaTile(128, stages=4, parts=2), 49),
     (128, WgmmaTile(128, kept=True), WgmmaTile(128, parts=2), 97),
 )
-# Of f16: 192 queries at a time, which take 1 / SOONER of the time that as many take by 128, since a
-# third consumer works where two wait.
+# Of weights of f16: 192 queries at a time, which take 1 / SOONER of the time that as many take by
+# 128, since a third consumer works where two wait.
 TALL: dict[int, WgmmaTile] = {64: WgmmaTile(128, consumers=3, stages=4, kept=True)}
 SOONER = 1.13
 CACHED = 24 << 20  # bytes of keys and values that stay in the L2 cache

@@ -261,9 +261,19 @@ def _in_words(product: Product) -> tuple[str, ...]:
     return tuple(n for n, s in extras if aligned(s, pitches.get(n, 0), 0))
 
 
+def _stageable(product: Product) -> bool:
+    """Whether results may leave through shared memory: 16-bit ones, whose rows copies reach.
+
+    With an activation and a residual, addresses there are what the registers have no room for.
+    """
+    problem, y = product.problem, product.specs[-1]
+    light = not (product.activation and "residual" in product.names)
+    return light and y.dtype.itemsize == 2 and aligned(y, problem.ldy, problem.sy)
+
+
 def _copied(product: Product) -> bool:
-    """Whether there is a residual that copies reach, as wide as the results."""
-    if "residual" not in product.names:
+    """Whether a residual may be brought there: one that copies reach, as wide as the results."""
+    if "residual" not in product.names or not _stageable(product):
         return False
     residual = product.specs[2 + product.names.index("residual")]
     same = residual.dtype is product.specs[-1].dtype
@@ -274,11 +284,7 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
     """Of rows that are off 16 bytes, or of none, those of `mma`."""
     if not product.whole or not product.problem.k:
         return MMA.lower(product, caps)
-    problem, y = product.problem, product.specs[-1]
-    rows = aligned(y, problem.ldy, problem.sy)
-    # With both, addresses in shared memory are what the registers have no room for.
-    light = not (product.activation and "residual" in product.names)
-    staged = tile.staged > 0 and y.dtype.itemsize == 2 and rows and light
+    problem, staged = product.problem, tile.staged > 0 and _stageable(product)
     constants: Constants = (
         ("a_along_k", problem.a_along_k),
         ("activation", product.activation),
@@ -304,8 +310,7 @@ def _launches(product: Product, tile: WgmmaTile, caps: Caps) -> Lowered:
 
 
 def _tile(product: Product, caps: Caps) -> WgmmaTile | None:
-    problem, residual = product.problem, _copied(product) and not product.activation
-    return wgmma_tile_of(problem, product.dtypes, caps, product.gated, residual)
+    return wgmma_tile_of(product.problem, product.dtypes, caps, product.gated, _copied(product))
 
 
 WGMMA: Variant[Product, WgmmaTile] = Variant("wgmma", _tile, _launches, preferred)

@@ -86,7 +86,7 @@ class WgmmaTile(Struct, frozen=True):
 
     @property
     def shared_bytes(self) -> int:
-        """Workgroup memory: the ring, its barriers, what is to be stored."""
+        """Workgroup memory: the ring, its barriers, what is to be stored; but for `ALIGNED`."""
         staged = 2 * math.prod(self.staging)
         return self.stages * (self.stage_bytes + 16) + 16 + staged
 
@@ -111,6 +111,7 @@ GATED_TILES = {
     WgmmaTile(128, 160, 64, 5, turns=True, staged=16, gated=True, last=128): 162,
 }
 LAST_COSTS = {96: 106, 128: 128}  # of a narrower one
+ALIGNED = 1024  # bytes that places in shared memory begin at: barriers lie between two of them
 SHALLOW, PARTS = 512, 1.08  # depth to which results in parts cost more: so many times as much
 # Steps of products that the end of a tile with a residual takes: loaded then, or brought before.
 LOADED, BROUGHT = 52, 14
@@ -128,7 +129,7 @@ def wgmma_tile_of(
         return None
     fitting = [
         tile for tile in (GATED_TILES if gated else WGMMA_TILES)
-        if tile.shared_bytes <= caps.max_shared and tile.threads <= caps.max_workgroup
+        if tile.shared_bytes + ALIGNED <= caps.max_shared and tile.threads <= caps.max_workgroup
         and tile.takes(problem.a_along_k, problem.b_along_k)
         and not (tile.last and problem.batch > 1)
     ]  # fmt: skip

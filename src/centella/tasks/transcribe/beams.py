@@ -22,7 +22,7 @@ from centella.tasks.generate.run_ahead import run_ahead
 from centella.tasks.transcribe.rules import NoRepeat, end
 from centella.tasks.transcribe.session import SpeechSession
 from centella.tensors import functional as fn
-from centella.tensors.jit import Jitted
+from centella.tensors.jit import Jitted, method_of
 from centella.tensors.state import State
 from centella.tensors.tensor import Tensor, apply_all
 
@@ -157,9 +157,10 @@ class Beams:
     def _step(self, timed: bool, no_repeat: bool) -> Jitted[..., tuple[Tensor, Tensor]]:
         how = timed, no_repeat
         if how not in self._captured:
+            stepped = method_of(self._stepped)
 
             def step() -> tuple[Tensor, Tensor]:
-                return self._stepped(*how)
+                return stepped(*how)
 
             self._captured[how] = Jitted(step, self._session.model.device)
         return self._captured[how]

@@ -223,10 +223,10 @@ class SpeechSession:
         """Submit a step; the tokens [batch] i32 when it is done."""
         step = self._captured.get(self._chosen)
         if step is None:
-            how = self._chosen
+            how, stepped = self._chosen, method_of(self._stepped)
 
             def chosen() -> Tensor:
-                return self._stepped(*how)
+                return stepped(*how)
 
             step = self._captured[how] = Jitted(chosen, self.model.device)
         return step.fetch()
