@@ -47,14 +47,16 @@ def rows() -> list[tuple[str, str]]:
 def is_left(n: int, case: Case, name: str, dtype: str, caps: Caps) -> bool:
     """Whether only `-m sweep` runs the nth case of a variant of a row, or of its sweep.
 
-    A sweep runs in the first dtype that its variant takes. Where a driver compiles each program,
-    one of three of a sweep does and, past the first six, one of two of the other cases; one of nine
-    in a further dtype, and one of six under minimum limits.
+    A sweep runs in the first dtype that its variant takes, one of two of it in the simulator. Where
+    a driver compiles each program, one of three of a sweep does and, past the first six, one of two
+    of the other cases; one of nine in a further dtype, and one of six under minimum limits.
     """
     dtypes = [d for d in case.dtypes or TABLE[name].dtypes if variant_fits(case, d, caps)]
     further = dtype != dtypes[0]
-    if caps.target != "wgsl" or (case.sweep and further):
-        return case.sweep and further
+    if case.sweep and (further or caps.target == "ir"):
+        return further or n % 2 > 0
+    if caps.target != "wgsl":
+        return False
     if further:
         return n % 9 > 0
     if caps.max_shared == Caps("wgsl").max_shared:
