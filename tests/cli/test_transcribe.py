@@ -103,6 +103,38 @@ def test_standard_input(talk: Path) -> None:
     assert json.loads(raw.stdout) == wanted
 
 
+def broken_flac(path: Path) -> Path:
+    """Twelve seconds of noise as FLAC, of which a part at the end is missing."""
+    soundfile = pytest.importorskip("soundfile")
+    noise = np.random.default_rng(1).standard_normal(12 * 16000) * 0.1
+    soundfile.write(path, noise, 16000, format="FLAC")
+    path.write_bytes(path.read_bytes()[:-90_000])
+    return path
+
+
+def test_a_file_that_breaks_off_keeps_what_was_read(talk: Path, tmp_path: Path) -> None:
+    """In a file, in an object and in a document of several; the exit code says that it broke."""
+    file, folder = broken_flac(tmp_path / "cut.flac"), tmp_path / "made"
+    saved = call(*ON, file, "--format", "srt", "--output", folder)
+    assert saved.exit_code == 1 and "cut.flac: broken after" in saved.stderr
+    assert (folder / "cut.srt").read_text(encoding="utf-8").count("-->") >= 2
+    alone = call(*ON, file, "--json")
+    assert alone.exit_code == 1
+    whole = json.loads(alone.stdout)
+    assert len(whole["segments"]) >= 2 and whole["error"] in alone.stderr
+    several = json.loads(call(*ON, file, talk, "--json").stdout)["files"]
+    assert several[0] == whole and "error" not in several[1]
+
+
+def test_subtitles_of_several_files_have_a_file_each(talk: Path, tmp_path: Path) -> None:
+    other = write_wav(tmp_path / "other.wav", talk.read_bytes()[44:])
+    said = failed(*ON, talk, other, "--format", "vtt")
+    assert "--format vtt: expected --output DIR with 2 files" in said
+    folder = tmp_path / "made"
+    call(*ON, tmp_path / "*.wav", "--format", "vtt", "--output", folder)  # no shell expands it
+    assert sorted(path.name for path in folder.iterdir()) == ["other.vtt", "talk.vtt"]
+
+
 def write_wav(path: Path, samples: bytes) -> Path:
     """A WAV of 16-bit samples at 16 kHz."""
     with wave.open(str(path), "wb") as file:
@@ -129,14 +161,16 @@ def test_several_files_as_json_are_one_document(talk: Path, tmp_path: Path) -> N
     assert second["error"].startswith(f"{none}: expected audio, the file cannot be read")
 
 
-def test_a_file_that_breaks_leaves_no_half_of_json(tmp_path: Path) -> None:
-    """Its first windows are read before the samples that are not finite."""
+def test_json_of_a_stream_that_breaks_is_whole(tmp_path: Path) -> None:
+    """Its first windows are read before the samples that are not finite; the object says so."""
     samples = np.zeros(16000 * 9, np.float32)
     samples[-1] = np.nan
     result = call(*ON, "-", "--raw", "float32", "--format", "json", stdin=samples.tobytes())
-    assert (result.exit_code, result.stdout) == (1, "")
-    expected = "centella: standard input: expected finite samples, got nan at 9.000 s\n"
-    assert result.stderr == expected
+    expected = "standard input: expected finite samples, got nan at 9.000 s"
+    assert (result.exit_code, result.stderr) == (1, f"centella: {expected}\n")
+    assert json.loads(result.stdout)["error"] == expected
+    empty = call(*ON, "-", "--raw", "float32", "--format", "json", stdin=samples[-1:].tobytes())
+    assert (empty.exit_code, empty.stdout) == (1, "")
 
 
 @pytest.mark.parametrize("second", ["b/talk.mp3", "a/talk.wav", "b/TALK.wav"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from itertools import groupby
@@ -89,6 +90,30 @@ def test_windows_in_sequence_equal_transformers(device: ct.Device, name: str) ->
     bounds = [(s.start, s.end) for s in segments]
     ends = np.minimum(stored["bounds"], 11.1)  # times stay in the recording here
     np.testing.assert_allclose(bounds, ends, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_another_thread_closes_a_stream(batch: int) -> None:
+    """Whoever waits for a segment gets no more, the file is closed, the model goes on."""
+    model, sound = transcriber("cpu"), np.random.default_rng(2).standard_normal(60 * RATE)
+    options: Any = {"vad": "off", "temperature": 0.0, "batch": batch}
+    stream, segments = model.stream(sound.astype(np.float32) * 0.1, **options), list[Any]()
+    some = threading.Event()
+
+    def read() -> None:
+        for segment in stream:
+            segments.append(segment)
+            some.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert some.wait(60)
+    stream.close()
+    reader.join(20)
+    assert not reader.is_alive()
+    assert 0 < segments[-1].end < 60 and "done" in repr(stream)
+    again = model.transcribe(sound[: 3 * RATE].astype(np.float32) * 0.1, **options)
+    assert again.segments
 
 
 @pytest.mark.devices("cpu", "webgpu")

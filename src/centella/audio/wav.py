@@ -71,7 +71,10 @@ def open_wav(name: str, file: IO[bytes]) -> Source | None:
     """
     head = file.read(12)
     if not is_wav(head):
-        raise AudioError(f"{name}: expected WAV, got {_shown(head)}")
+        raise AudioError(
+            f"{name}: expected WAV, got {_shown(head)}; a pipe carries WAV or raw samples, other "
+            "formats are read from files: ffmpeg -i FILE -f wav - writes WAV"
+        )
     layout, length = _header(name, file)
     if layout is None:
         return None

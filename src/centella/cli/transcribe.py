@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from enum import StrEnum
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from centella.cli.escape import in_line, printable
 from centella.cli.options import Device, Dtype, Json, Quantize, ShowLedger, Trace
 from centella.cli.output import STDIN, STDOUT, err, err_ledger, out, piece, progress
 from centella.cli.process import reason
-from centella.errors import CentellaError
+from centella.errors import AudioError, CentellaError
 from centella.host.files import expect_writable, replaced
 from centella.ledger.counts import ledger
 from centella.tasks.load import load
@@ -162,6 +163,7 @@ def run(
     if as_json and form not in (Format.text, Format.json):
         raise CentellaError(f"transcribe: --json: expected no other --format, got {form.value}")
     form = Format.json if as_json else form
+    files = [file for pattern in files for file in _matching(pattern)]
     _expect_together(files, form.value, output, raw, rate)
     if trace is not None:
         expect_writable(trace)  # before the work is done
@@ -186,6 +188,13 @@ def run(
         raise typer.Exit(1)
 
 
+def _matching(pattern: str) -> list[str]:
+    """Files of a pattern that the shell left as it is, as those of Windows do; else the name."""
+    if not set("*?[").intersection(pattern) or Path(pattern).exists():
+        return [pattern]
+    return sorted(glob(pattern)) or [pattern]
+
+
 def _expect_together(
     files: list[str], form: str, output: str | None, raw: str | None, rate: int | None
 ) -> None:
@@ -195,6 +204,11 @@ def _expect_together(
     if rate is not None and raw is None:
         raise CentellaError("transcribe: --rate: expected --raw DTYPE with it, got none")
     if output is None:
+        if len(files) > 1 and form in ("srt", "vtt", "tsv"):
+            raise CentellaError(
+                f"transcribe: --format {form}: expected --output DIR with {len(files)} files: one "
+                f"after the other on standard output they would be no {form} file"
+            )
         return
     if Path(output).exists() and not Path(output).is_dir():
         raise CentellaError(
@@ -221,32 +235,40 @@ def _transcribe_all(transcriber: Transcriber, files: list[str], how: How) -> boo
             piece(("," if index else '{"files":[') + "\n")
         elif how.several:
             out(f"{_called(file)}:")
-        error = _failure(transcriber, file, how)
+        error, told = _failure(transcriber, file, how)
         if error is not None:
             failed = True
             err(f"centella: {error}")
-            if document:
+            if document and not told:
                 piece(json.dumps({"file": file, "error": error}))
     if document:
         piece("\n]}\n")
     return not failed
 
 
-def _failure(transcriber: Transcriber, file: str, how: How) -> str | None:
-    """Transcribe a file; where that fails, why, in a line that names it."""
+def _failure(transcriber: Transcriber, file: str, how: How) -> tuple[str | None, bool]:
+    """Transcribe a file; where that fails, why, in a line that names it.
+
+    Also whether what was read before is written.
+    """
     try:
-        _transcribe(transcriber, file, how)
+        fault = _transcribe(transcriber, file, how)
     except BrokenPipeError:
         raise
     except OSError as error:
         if error.filename == STDOUT:  # which the next file would not get either
             raise
         to = f"{in_line(str(error.filename))}: " if error.filename else ""
-        return f"{_called(file)}: {to}{reason(error)}"
+        return f"{_called(file)}: {to}{reason(error)}", False
     except CentellaError as error:
-        said = str(error).replace(file, _called(file)) if file else str(error)
-        return said if _called(file) in said else f"{_called(file)}: {said.removeprefix(': ')}"
-    return None
+        return _named(file, error), False
+    return None if fault is None else _named(file, fault), fault is not None
+
+
+def _named(file: str, error: CentellaError) -> str:
+    """What an error says, with the file's name."""
+    said = str(error).replace(file, _called(file)) if file else str(error)
+    return said if _called(file) in said else f"{_called(file)}: {said.removeprefix(': ')}"
 
 
 def _called(file: str) -> str:
@@ -254,7 +276,8 @@ def _called(file: str) -> str:
     return STDIN if file == "-" else in_line(file) or "''"
 
 
-def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
+def _transcribe(transcriber: Transcriber, file: str, how: How) -> AudioError | None:
+    """Transcribe a file and write the text; what it breaks off with, once that is written."""
     began = time.monotonic()
     raw = how.raw if file == "-" else None
     bar = sys.stderr.isatty() and not (how.output is None and sys.stdout.isatty())
@@ -276,22 +299,32 @@ def _transcribe(transcriber: Transcriber, file: str, how: How) -> None:
                 piece(part)
         else:
             _save(parts, _path(Path(how.output), file, how.format))
+        if heard.fault is not None:
+            return heard.fault
     seconds, took = running.duration, time.monotonic() - began
     language = f", {running.language}" if running.language else ""
     sought = "text" if how.options["vad"] == "off" else "speech"
     nothing = "" if heard.count else f"; no {sought} was found"
     err(f"{_called(file)}: {seconds:.1f} s{language} in {took:.1f} s, "
         f"{seconds / max(took, 1e-9):.1f} x real time{nothing}")  # fmt: skip
+    return None
 
 
 class _Counted(Iterator[Segment]):
-    """Segments, and how many there were."""
+    """Segments, how many there were, and what ended a file that breaks off behind some."""
 
     def __init__(self, segments: Iterator[Segment]) -> None:
         self._segments, self.count = segments, 0
+        self.fault: AudioError | None = None
 
     def __next__(self) -> Segment:
-        segment = next(self._segments)
+        try:
+            segment = next(self._segments)
+        except AudioError as error:
+            if not self.count:
+                raise
+            self.fault = error
+            raise StopIteration from None
         self.count += 1
         return segment
 
@@ -302,12 +335,13 @@ def _written(segments: Iterator[Segment], how: How) -> Iterator[str]:
     return FORMATS[how.format](by_word(segments) if by_words else segments)
 
 
-def _as_object(
-    file: str, running: Transcription, segments: Iterator[Segment], how: How
-) -> Iterator[str]:
-    """A transcript as JSON, in one part: a file that fails leaves no half of it."""
+def _as_object(file: str, running: Transcription, segments: _Counted, how: How) -> Iterator[str]:
+    """A transcript as JSON, in one part; of a file that breaks off what was read, and the error."""
     transcript = "".join(FORMATS["json"](segments)).strip()
-    about = {"file": file, "language": running.language, "duration": round(running.duration, 3)}
+    about: dict[str, object] = {"file": file, "language": running.language}
+    about["duration"] = round(running.duration, 3)
+    if segments.fault is not None:
+        about["error"] = _named(file, segments.fault)
     end = "" if how.several else "\n"  # of several files the document has it
     yield f"{json.dumps(about)[:-1]}, {transcript.removeprefix('{')}{end}"
 

@@ -81,8 +81,16 @@ class Transcription(Iterator[Segment]):
         self.close()
 
     def close(self) -> None:
-        """End it here; the file is closed."""
-        self._segments.close()
+        """End it here; the file is closed.
+
+        Also from another thread than the one that waits for a segment: that one gets no more, after
+        at most a step of the text of its window.
+        """
+        self._work.ended = True
+        try:
+            self._segments.close()
+        except ValueError:  # another thread is in it, and closes the file when it leaves
+            return
         self._recording.stream.close()
 
     @property
@@ -96,6 +104,10 @@ class Transcription(Iterator[Segment]):
         return self._recording.duration
 
 
+class _ClosedError(Exception):
+    """It was closed by a thread that does not iterate."""
+
+
 class _Work:
     """What a Transcription does; it knows no Transcription, so that one nobody holds is closed."""
 
@@ -107,6 +119,7 @@ class _Work:
         self._vocabulary: Vocabulary = transcriber.config.vocabulary
         self._progress = progress
         self.language: str | None = options.language
+        self.ended: bool = False
         self._before: Ids = self._ids(options.prompt)
         self._hot: Ids = self._ids(options.hotwords)
 
@@ -128,6 +141,9 @@ class _Work:
             except GeneratorExit:  # the caller has what it wants
                 self._transcriber.give(decoding)
                 raise
+            except _ClosedError:
+                self._transcriber.give(decoding)
+                return
             self._transcriber.give(decoding)
             if self._recording.fault is not None:
                 raise self._recording.fault
@@ -174,7 +190,12 @@ class _Work:
                     yield from self._told(window, attempt, cuts, next(aligned))
                 self._tell(window.start + window.frames)
 
+    def _go_on(self) -> None:
+        if self.ended:
+            raise _ClosedError
+
     def _tell(self, frames: int) -> None:
+        self._go_on()
         if self._progress is not None:
             total = self._recording.duration
             self._progress(min(frames / 100, total), total)
@@ -185,6 +206,7 @@ class _Work:
         """Encode windows, each when it is there; the first ones say the language."""
         heard = list[Window]()
         for row, window in enumerate(windows):
+            self._go_on()
             session.listen(self._recording.row(window), row)
             heard.append(window)
         names = list(self._vocabulary.languages)
@@ -263,6 +285,7 @@ class _Work:
         left = set(texts)
         with closing(session.run(steps, self._meanwhile(session), left)) as running:
             for tokens in running:
+                self._go_on()
                 for row in list(left):
                     (text, count), token = texts[row], int(tokens[row])
                     text += [token] * (token != end)
