@@ -51,7 +51,7 @@ def machine() -> Row:
     """What the figures were measured on."""
     versions = {}
     for name in ("centella", "numpy", "wgpu", "cuda-bindings", "torch", "transformers",
-                 "onnxruntime"):  # fmt: skip
+                 "onnxruntime", "pywhispercpp"):  # fmt: skip
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

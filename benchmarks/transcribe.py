@@ -3,13 +3,15 @@
 Ten minutes of syllables without sense, random f16 weights, 60 tokens of every window: reading the
 file, finding speech, spectrograms, encoder, decoder, text. On a CPU one minute. Peers: the feature
 extractor of transformers on the card, its encoder, and as many greedy tokens, in equal batches;
-faster-whisper of the same shape, where it is installed. A peer that fails costs its own row.
+faster-whisper and, on a CPU, whisper.cpp (`pywhispercpp`) of the same shape, where they are
+installed. A peer that fails costs its own row.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import wave
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from checkpoints import write, write_speech
+from ggml import write_ggml
 from measure import Call, Row, alternate, cost, summary, timed, torch_or_none
 from sound import RATE, syllables, write_wav
 from speech import SIZES, TOKENS, attempted, model_of, peer_of, vocabulary_of, written_by
@@ -54,6 +57,8 @@ def transcribe(args: argparse.Namespace) -> Iterator[Row]:
             peers = (("transformers", _transformers), ("faster-whisper", _faster_whisper))
             for who, peer in () if name.startswith("webgpu") else peers:
                 yield from attempted(f"{who} {dtype}", peer(size, file, seconds, on_cpu, batch))
+            if on_cpu and find_spec("pywhispercpp"):
+                yield from attempted("whisper.cpp f16", _whisper_cpp(size, file, seconds))
     yield from spectrograms(args)
 
 
@@ -136,6 +141,24 @@ def _faster_whisper(
 
         row = _row(size, batch, timed(call, ROUNDS), seconds)
         yield {**row, "tokens": sum(call()) / len(windows)}
+
+
+def _whisper_cpp(size: str, file: Path, seconds: float) -> Iterator[Row]:
+    """whisper.cpp on as many threads as there are cores, window after window, without times."""
+    from pywhispercpp.model import Model
+
+    mels, width, heads, _, encoder, decoder, *_ = SIZES[size]
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "model.bin"
+        write_ggml(path, mels, width, heads, encoder, decoder)
+        model = Model(
+            str(path), n_threads=os.cpu_count(), redirect_whispercpp_logs_to=None, language="en",
+            temperature=0.0, temperature_inc=0.0, max_tokens=TOKENS, no_timestamps=True,
+            no_context=True, print_progress=False, print_realtime=False, print_timestamps=False,
+        )  # fmt: skip
+        row = _row(size, 1, timed(partial(model.transcribe, str(file)), ROUNDS), seconds)
+        words = [len(segment.text.split()) for segment in model.transcribe(str(file))]
+        yield {**row, "tokens": sum(words) / len(words)}
 
 
 def _row(size: str, batch: int, took: list[float], seconds: float) -> Row:
