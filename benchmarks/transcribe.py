@@ -75,6 +75,7 @@ def _ours(
         done: list[float] = []  # seconds, after each window
         model.transcribe(
             str(file), language="en", temperature=0.0, max_new_tokens=TOKENS, batch=batch,
+            timestamps="segment" if batch > 1 else "none",  # which would move the next window
             condition_on_previous_text=False, compression_ratio_threshold=None,
             logprob_threshold=None, no_speech_threshold=None,
             progress=lambda seconds, _: done.append(seconds),
