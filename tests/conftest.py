@@ -67,6 +67,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[ct.Device]:
 
 
 @pytest.fixture
+def uncollected() -> Iterator[None]:
+    """References alone decide what lives."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def costly_launches(device: ct.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen as where launches cost something: on a GPU."""
     monkeypatch.setattr(Caps, "launches_are_free", False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,6 @@ SOUND = np.random.default_rng(0).standard_normal(16_000).astype(np.float32) * 0.
 WRITTEN: dict[str, Any] = {  # what noise says, instead of nothing
     "language": "en", "temperature": 0.0, "no_speech_threshold": None, "vad": "off",
 }  # fmt: skip
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def scheduled(model: Any) -> None:

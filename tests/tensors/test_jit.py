@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, assert_type
 
@@ -10,6 +11,7 @@ import pytest
 
 import centella as ct
 from centella.tensors import functional
+from centella.tensors.jit import method_of
 
 RNG = np.random.default_rng(3)
 W = RNG.standard_normal((5, 7)).astype(np.float32)
@@ -561,3 +563,23 @@ def test_many_captures_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
         bounded(x, volume / 70)
     (record,) = caplog.records
     assert "64 signatures are captured, each with buffers of its own" in record.getMessage()
+
+
+def test_a_captured_method_leaves_its_object(uncollected: None) -> None:
+    """It is called while the object lives, and says what is missing after."""
+
+    class Doubled:
+        def __init__(self) -> None:
+            self.step = ct.jit(method_of(self.twice), device="cpu")
+
+        def twice(self, x: ct.Tensor) -> ct.Tensor:
+            return x * 2.0
+
+    owner = Doubled()
+    x, step, gone = ct.asarray([3.0], device="cpu"), owner.step, weakref.ref(owner)
+    assert step(x).numpy().tolist() == [6.0]
+    del owner
+    assert gone() is None
+    assert step(x).numpy().tolist() == [6.0]  # captured before
+    with pytest.raises(ReferenceError, match=r"Doubled\.twice: its object no longer exists"):
+        step(ct.asarray([3.0, 4.0], device="cpu"))

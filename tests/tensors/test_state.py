@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -507,15 +506,6 @@ def test_mistakes_leave_the_state_as_it_was(device: ct.Device, name: str) -> Non
 
 
 # -- how long its memory lives --------------------------------------------------------------------
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """References alone decide what lives."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def live(device: ct.Device) -> int:

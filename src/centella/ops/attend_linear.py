@@ -91,11 +91,8 @@ def takes(index: int, spec: Spec) -> bool:
 
 
 def preferred(form: Form[AttendLinearAttrs], caps: Caps) -> bool:
-    """Whether two launches are better than three; where they are not, the ops stay two.
-
-    Where a launch begins before the one before is over, three take little longer.
-    """
-    if caps.launches_are_free or caps.early_launch or not form.within_binding(caps):
+    """Whether two launches are better than three; where they are not, the ops stay two."""
+    if not form.within_binding(caps):
         return False
     return bool(loaded("centella.ops.attention.combine_linear:COMBINED").takes(form, caps))
 

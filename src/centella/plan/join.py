@@ -84,9 +84,14 @@ def _form_of(
 def _attended(
     nodes: list[PlanNode], alive: list[bool], caps: Caps, known: Fused
 ) -> tuple[list[PlanNode], list[bool]]:
-    """Nodes with products joined to the attention of a step, each in its place."""
+    """Nodes with products joined to the attention of a step, each in its place.
+
+    Where a launch begins before the one before is over, three take little longer than two.
+    """
+    if caps.launches_are_free or caps.early_launch:
+        return nodes, alive
     steps = [i for i, n in enumerate(nodes) if n.op.name == "rope_attend" and alive[i]]
-    if not steps or caps.on_host:
+    if not steps:
         return nodes, alive
     readers, moved = readers_of(nodes, alive), dict[Origin, Origin]()
     for index in steps:
@@ -119,10 +124,8 @@ def _attending(
         known.pairs[pair] = None
         if _in_a_row(product.inputs[0], attend.outputs[2]):
             op = get("attend_linear")
-            inputs, outputs = (
-                attend.inputs + product.inputs[1:],
-                (*attend.outputs[:2], product.outputs[0]),
-            )
+            inputs = attend.inputs + product.inputs[1:]
+            outputs = (*attend.outputs[:2], product.outputs[0])
             form = Form(op, inputs, outputs, op.attrs(attend.attrs, product.attrs), attend.nbytes)
             if op.preferred is not None and op.preferred(form, caps):
                 known.pairs[pair] = form
@@ -137,11 +140,8 @@ def _in_a_row(x: Spec, y: Spec) -> bool:
 
 def _reading(node: PlanNode, moved: Mapping[Origin, Origin]) -> PlanNode:
     """A node that reads what has moved from where it is."""
-    if not any((s.node, s.index) in moved for s in node.inputs):
+    origins = [(s.node, s.index) for s in node.inputs]
+    if moved.keys().isdisjoint(origins):
         return node
-    return replace(
-        node,
-        inputs=tuple(
-            Source(*moved.get((s.node, s.index), (s.node, s.index)), s.offset) for s in node.inputs
-        ),
-    )
+    inputs = zip(origins, node.inputs, strict=True)
+    return replace(node, inputs=tuple(Source(*moved.get(o, o), s.offset) for o, s in inputs))
