@@ -179,11 +179,12 @@ def test_thin_groups_walk_whole_steps_where_they_can() -> None:
         thin = thin_of(problem(m, 4096, k), (dtype, dtype), MINIMUM)
         return thin.lanes, thin.unroll, depth_of(thin, k, dtype.per_chunk)
 
-    assert [of(1, k) for k in (4096, 14336, 1536, 4864)] == [
-        (128, 4, "whole"), (128, 2, "whole"), (64, 3, "whole"), (128, 4, "both"),
+    assert [of(1, k) for k in (4096, 14336, 1536, 4864, 2560, 9728)] == [
+        (128, 4, "once"), (128, 2, "whole"), (64, 3, "once"), (128, 4, "both"), (64, 1, "whole"),
+        (128, 1, "both"),
     ]  # fmt: skip
     assert [of(1, k, f32) for k in (384, 31, 1, 0)] == [
-        (32, 3, "whole"), (8, 1, "masked"), (8, 1, "masked"), (8, 1, "masked"),
+        (32, 3, "once"), (8, 1, "masked"), (8, 1, "masked"), (8, 1, "masked"),
     ]  # fmt: skip
     assert [of(m, 4096) for m in (4, 16)] == [(32, 2, "whole"), (32, 1, "whole")]
     assert [of(m, 4097) for m in (4, 16)] == [(32, 2, "both"), (32, 1, "masked")]

@@ -104,6 +104,25 @@ def test_a_layer_norm_and_an_epilogue(device: ct.Device, rows: int) -> None:
     np.testing.assert_allclose(y.numpy(), wanted, atol=1e-4)
 
 
+@pytest.mark.devices("simulator", "webgpu", "webgpu-hardware", "cuda")
+@pytest.mark.parametrize("rows", [1, 2, 3, 9])
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_rows_in_f32_by_a_weight_of_16_bits(device: ct.Device, rows: int, gate: str) -> None:
+    """As decoders through WebGPU have them, by teams of each size."""
+    random = np.random.default_rng(rows)
+    for k, kind in ((72, "bf16"), (512, "f16"), (600, "bf16"), (1024, "f16"), (1536, "bf16"),
+                    (2048, "bf16"), (2560, "f16")):  # fmt: skip
+        given = [random.standard_normal(s) for s in ((rows, k), (2 * 21, k), (k,))]
+        kinds = ("f32", kind, "f32")
+        x, w, norm = (ct.asarray(a, t, device) for a, t in zip(given, kinds, strict=True))
+        y = functional.normed_linear(
+            x, w, norm, eps=EPS, alpha=0.5, gate=gate or None, variant="joined"
+        )
+        read = (np.asarray(t.astype("f32").numpy()) for t in (x, w, norm))
+        wanted = expected(*read, gate, None)
+        np.testing.assert_allclose(y.numpy(), wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
+
+
 @pytest.mark.devices("webgpu", "webgpu-windows")
 @pytest.mark.usefixtures("costly_launches")
 def test_one_launch_where_launches_cost_something(device: ct.Device) -> None:

@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from centella.dtypes import DType, dtype_of, f16, f32, i8
+from centella import lang
+from centella.dtypes import DType, dtype_of, f16, f32, i8, u32
 from centella.emit.program import Call
 from centella.emit.ptx import emit_ptx
 from centella.lang import KernelIR
 from centella.op import op
 from centella.ops.matmul import thin
 from centella.ops.matmul.problem import Problem
-from centella.ops.matmul.sums import Thin
+from centella.ops.matmul.sums import SHARED_WORDS, TeamSums, Thin
 from centella.ops.matmul.thin import thin_of
 from centella.simulator.run import simulate
 from centella.specs import Caps, make_spec
 from tests.emit.test_lang_ptx import assemble, execute, needs_ptxas
+from tests.support.lang_common import empty, on_simulator, record, tensor
 from tests.support.launched import laid_out, op_form, parameters, result, rounded, traced
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +88,8 @@ def test_every_shape_of_a_group(tile: Thin, shuffle: bool, monkeypatch: pytest.M
         if tile.outputs % dtypes[0].per_word:
             continue
         width = max(d.per_chunk for d in dtypes)
-        for k in (1, 67, 2 * tile.lanes * tile.unroll * width):
+        block = tile.lanes * tile.unroll * width
+        for k in (1, 67, block, 2 * block):
             call, ir = lowered(tile, shuffle, k, dtypes)
             assert dict(call.constants)["tile"] == tile
             assert ir.shared_bytes <= 16 << 10
@@ -100,6 +103,39 @@ def test_ptx_equals_the_simulator(tile: Thin, monkeypatch: pytest.MonkeyPatch) -
         call, ir = lowered(tile, True, 67, dtypes)
         assert ir.uses_subgroups
         check(call, ir, 67, ptx=True)
+
+
+@pytest.mark.parametrize("rolled", [False, True], ids=["", "rolled"])
+@pytest.mark.parametrize(
+    ("threads", "teams", "slots", "count"),
+    [(64, 1, 64, 1), (128, 2, 128, 9), (128, 2, 128, 18), (128, 1, 128, 17), (128, 4, 16, 9),
+     (256, 1, 256, 9), (256, 8, 256, 16), (256, 1, 8, 5), (320, 1, 320, 9), (128, 16, 128, 36),
+     (96, 3, 96, 7), (64, 64, 64, 2)],
+)  # fmt: skip
+def test_sums_of_teams_of_any_number_of_values(
+    threads: int, teams: int, slots: int, count: int, rolled: bool
+) -> None:
+    """Twice in the same memory; every thread reads each sum of each team."""
+    whole = threads * count
+
+    def kernel(x: lang.In[f32], y: lang.Out[f32]) -> None:
+        add, me = TeamSums(threads, teams, slots, count, rolled), lang.local_id()
+        for turn in range(2):
+            added = add([x[me * count + (v + turn * whole)] for v in range(count)])
+            with lang.if_(me < teams):
+                for v in range(count):
+                    y[me * count + (v + turn * count * teams)] = added(lang.const(v, u32), me)
+            lang.barrier()
+
+    if rolled and threads != slots:
+        pytest.skip("a CPU has no shuffles")
+    x = np.random.default_rng(count).integers(-99, 99, 2 * whole).astype(np.float32)
+    tensors = {"x": tensor(x), "y": empty((2 * teams * count,), f32)}
+    ir = record(kernel, tensors, threads)
+    assert ir.shared_bytes <= 4 * max(SHARED_WORDS, slots * count)
+    on_simulator(ir, tensors, 1, subgroup=32)
+    wanted = x.reshape(2, threads // teams, teams, count).sum(1)
+    np.testing.assert_array_equal(tensors["y"].numpy(), wanted.reshape(-1))
 
 
 def test_warps_shuffle_and_others_do_not() -> None:

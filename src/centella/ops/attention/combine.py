@@ -22,7 +22,7 @@ from centella.ops.attention.masks import Scoring, Sight, share_of, sink_of
 from centella.ops.attention.parts import UNKNOWN, Known, Parts, Results, part_of
 from centella.ops.attention.problem import AttentionAttrs, launch, operands
 from centella.ops.attention.table import row_of
-from centella.ops.attention.weights import LOG2E
+from centella.ops.attention.weights import LOG2E, power
 from centella.specs import Caps
 
 CHUNK = 4
@@ -58,13 +58,14 @@ class Teams(Struct, frozen=True):
 
 
 def _combine(
-    *, dim: int, early: bool, lay: Teams, scoring: Scoring, known: Known, partial: Argument,
-    y: Argument, **masks: Argument,
+    *, dim: int, early: bool, lay: Teams, native: bool, scoring: Scoring, known: Known,
+    partial: Argument, y: Argument, **masks: Argument,
 ) -> None:  # fmt: skip
     """A group has one query.
 
     Args:
         known: as of `part_of`.
+        native: as of `power`.
         early: the next launch may take its places at once: these groups leave most of a GPU free.
     """
     if early:
@@ -89,7 +90,7 @@ def _combine(
         wholes = [partial[result.stats + 1] for result in results]
         loaded = [partial.load(result.sums + lane * CHUNK) for result in results]
         highest = reduce(lang.fmax, tops, high + 0.0)  # one that is not there is the last again
-        weights = [lang.exp2(x - highest) for x in (high, *tops)]
+        weights = [power(x - highest, native) for x in (high, *tops)]
         total *= weights[0]
         for into in mine:
             into *= weights[0]
@@ -108,7 +109,7 @@ def _combine(
     lang.barrier()
     tops = [stats[n] for n in range(lay.teams)]
     highest = reduce(lang.fmax, tops)
-    weights = [lang.exp2(top - highest) for top in tops]
+    weights = [power(top - highest, native) for top in tops]
     whole = lang.const(0.0, f32)
     for n, weight in enumerate(weights):
         whole = lang.fma(weight, stats[n + lay.teams], whole)
@@ -171,7 +172,7 @@ def added_up(
     spans = Scoring(scoring.causal, True) if scoring.windowed else Scoring()  # what parts depend on
     constants = (
         ("dim", form.inputs[0].shape[3]), ("early", caps.early_launch), ("known", known),
-        ("lay", lay), ("scoring", spans),
+        ("lay", lay), ("native", caps.native_exp2), ("scoring", spans),
     )  # fmt: skip
     return launch(
         combine, form, parts.all_queries, constants,

@@ -35,8 +35,9 @@ from centella.ops.attention.rope_choice import SPLIT_STEP, first_in_f32
 from centella.ops.attention.table import row_of
 from centella.ops.attention.weights import power
 from centella.ops.layout import flat, rows_of
-from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.epilogue import Word
 from centella.ops.matmul.problem import aligned
+from centella.ops.matmul.sums import TeamSums
 from centella.ops.matmul.thin import let_next_in
 from centella.ops.rope_attend import RopeAttendAttrs
 from centella.ops.rows import fold, power_above
@@ -95,12 +96,13 @@ def _combined(
     with lang.if_(has):
         outputs = [lang.minimum(first + r, n - 1) for r in range(outs)]
         weights.ask([output * pitch + column for output in outputs])
-    result = _Result(activation, extra, outs, first, n, y)
+    word = Word(activation, extra, outs, first, n, y)
     column = lang.minimum(column, k - EACH)
     x = _added_up(partial, column // dim, column % dim, dim, splits, native)
     totals = weights.times([lang.select(has, v, 0.0) for v in x] if idle else x)
     let_next_in(early)
-    result.store(totals, threads)
+    added = TeamSums(threads, 1, threads, outs)(totals)
+    word.store(lambda output: [added(output, lang.const(0, u32))])
 
 
 def _added_up(
@@ -128,51 +130,6 @@ def _added_up(
     for weight, row in zip(weights, rows, strict=True):
         x = [lang.fma(weight * factor, v, into) for v, into in zip(row, x, strict=True)]
     return x
-
-
-class _Result:
-    """The end of the product: the sums of a group's threads, and what follows them.
-
-    A residual is loaded before anything else is computed.
-    """
-
-    def __init__(
-        self, activation: str, extra: dict[str, Argument], outs: int, first: Any, n: Any,
-        y: Argument,
-    ) -> None:  # fmt: skip
-        self._y, self._outs, self._first, per = y, outs, first, y.dtype.per_word
-        self._offset = lang.local_id() * per
-        self._stores = (self._offset < outs) & (first + self._offset < n)
-        at = first + lang.minimum(self._offset, outs - per)
-        self._finish = Epilogue(activation, extra, lang.minimum(at, n - 1), per, n)
-        self._residual: Any = lang.vars(f32, per, init=0.0) if "residual" in extra else []
-        if self._residual:
-            with lang.if_(self._stores):
-                loaded = self._finish.residual(lang.const(0, u32))
-                for var, value in zip(self._residual, loaded, strict=True):
-                    var.set(value)
-
-    def store(self, totals: list[Any], threads: int) -> None:
-        """Add up in two steps, in a fixed order: in each a thread has one output."""
-        me, outs, four = lang.local_id(), self._outs, f32.per_chunk
-        apart = threads // outs
-        pitch = apart + four  # off the banks of the output before
-        each, sums = lang.shared(f32, threads * outs), lang.shared(f32, pitch * outs)
-        for e in range(0, outs, four):
-            each.store(me * outs + e, totals[e : e + four])
-        lang.barrier()
-        parts = [each[me + n * threads] for n in range(outs)]
-        sums[me % outs * pitch + me // outs] = fold(parts, operator.add)
-        lang.barrier()
-        with lang.if_(self._stores):
-            values = []
-            for e in range(self._y.dtype.per_word):
-                at = (self._offset + e) * pitch
-                parts = [v for n in range(0, apart, four) for v in sums.load(at + n)]
-                values.append(fold(parts, operator.add))
-            residual = [v.get() for v in self._residual]
-            values = self._finish(values, lang.const(0, u32), residual or None)
-            self._y.store(self._first + self._offset, values)
 
 
 kernel: Kernel = Kernel(_combined, workgroup=256, name="combined_linear", rewritable=True)
@@ -210,8 +167,7 @@ def tile_of(form: Joined, caps: Caps) -> Tile | None:
     threads = max(power_above(heads * dim // EACH), LEAST_THREADS)
     few, many = OUTS
     outs = few if weight.shape[0] <= few * MOST_GROUPS else many
-    words = threads * outs + (threads // outs + f32.per_chunk) * outs
-    fits = threads <= caps.max_workgroup and 4 * words <= caps.max_shared
+    fits = threads <= caps.max_workgroup and threads * outs * f32.itemsize <= caps.max_shared
     if not (fits and aligned(weight, weight.strides[0], 0)):
         return None
     kept = outs * EACH // weight.dtype.per_word + parts.splits * (EACH + 2)

@@ -193,7 +193,9 @@ def first_in_f32(
         whole: it leaves parts without keys, too, which weigh nothing.
     """
     threads, known = _threads(parts, caps), parts.known(attention_form(form), heads=True)
-    constants = (("known", known), ("threads", threads), ("whole", whole))
+    constants = (
+        ("known", known), ("native", caps.native_exp2), ("threads", threads), ("whole", whole),
+    )  # fmt: skip
     return _left(rope_split, form, parts, constants, threads)
 
 

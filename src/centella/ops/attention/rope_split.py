@@ -25,7 +25,7 @@ from centella.ops.attention.parts import Known, Work
 from centella.ops.attention.rope_cluster import masks_of
 from centella.ops.attention.rope_split_rows import CachedRows, StepRows
 from centella.ops.attention.rope_split_tile import THREADS, WIDTH, Tile, slot_of, team_of
-from centella.ops.attention.weights import LOG2E
+from centella.ops.attention.weights import LOG2E, power
 from centella.ops.cache import place_in
 from centella.ops.rope import Turn
 from centella.ops.rows import fold
@@ -36,13 +36,14 @@ class _Part:
 
     Args:
         once: whether a part has one tile, so that nothing shrinks.
+        native: as of `power`.
     """
 
     def __init__(
-        self, tile: Tile, work: Work, step: StepRows, columns: list[Any], once: bool
+        self, tile: Tile, work: Work, step: StepRows, columns: list[Any], once: bool, native: bool
     ) -> None:  # fmt: skip
         self._tile, self._work, self._step, self._columns = tile, work, step, columns
-        self._once = once
+        self._once, self._native = once, native
         self._scratch = lang.shared(f32, tile.scratch)
         self._scores = lang.shared(f32, tile.rows * tile.keys)
         self._weights = lang.shared(f32, tile.rows * tile.keys)
@@ -97,7 +98,7 @@ class _Part:
             score = self._scores[safe]
             before = lang.const(LOWEST, f32) if self._once else self._tops[row]
             top = reduce(lang.fmax, (v for chunk in chunks for v in chunk), before)
-            weight = lang.select(score > LOWEST, lang.exp2(score - top), 0.0)
+            weight = lang.select(score > LOWEST, power(score - top, self._native), 0.0)
             with lang.if_(pair < count):
                 self._weights[pair] = lang.select(lang.isnan(score), score, weight)
                 with lang.if_(pair % tile.keys == 0):
@@ -126,7 +127,7 @@ class _Part:
         for row in range(tile.rows):
             total, sums = self._totals[row], self._sums[row]
             if not self._once:
-                shrink = lang.exp2(self._tops[row] - self._shrinks[row])
+                shrink = power(self._tops[row] - self._shrinks[row], self._native)
                 total, sums = total * shrink, [s * shrink for s in sums]
             for n, value in enumerate(values):
                 at = self.team + n * tile.teams
@@ -209,14 +210,15 @@ def _dot(a: list[Any], b: list[Any]) -> Any:
 
 def _rope_split(
     *, dim: int, rows: int, scoring: Scoring, layout: tuple[tuple[str, bool], ...], blocks: bool,
-    known: Known, threads: int, whole: bool, x: Argument, cos: Argument, sin: Argument,
-    starts: Argument, keys: Argument, values: Argument, partial: Argument,
+    known: Known, native: bool, threads: int, whole: bool, x: Argument, cos: Argument,
+    sin: Argument, starts: Argument, keys: Argument, values: Argument, partial: Argument,
     norms: Argument | None = None,
 ) -> None:  # fmt: skip
     """A group has a part of the keys of a head.
 
     Args:
         known: what the program is written for.
+        native: as of `power`.
         whole: whether a part without keys is written: sums of nothing.
     """
     table, masks = masks_of(starts, blocks)
@@ -250,7 +252,7 @@ def _rope_split(
                     source.store(to + column, chunk)
 
         step.fill(items, norms, store)
-        part = _Part(tile, work, step, columns, known.step == tile.keys)
+        part = _Part(tile, work, step, columns, known.step == tile.keys, native)
         lang.barrier()
         part.own_products()
         part.walk(cached_keys, cached_values, position, past)

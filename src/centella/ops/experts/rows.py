@@ -24,7 +24,7 @@ from centella.ops.elementwise import ACTIVATIONS, plain_call
 from centella.ops.experts.op import ExpertAttrs, names_of, shape_of, up_planes
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.problem import Problem, aligned
-from centella.ops.matmul.sums import SUBGROUP, Thin, slots_of, totals
+from centella.ops.matmul.sums import SUBGROUP, Added, TeamSums, Thin, slots_of
 from centella.ops.matmul.thin import (
     Rows,
     add_products,
@@ -111,16 +111,13 @@ def _experts(
         for pick in lang.range(p["picks"]):
             share = extra["shares"][unit * lang.parameter("ld_shares", u32) + pick]
             add(unit, pick, (unit * p["picks"] + pick) * p["rowx"], share)
-    # A thread stores what it added up.
-    own = tile.teams == 1 and y.dtype.per_word == 1 and not single
     slots = slots_of(tile, shuffle)
-    scratch = lang.shared(f32, slots * tile.outs)
-    pitch = totals(scratch, [s[0] for s in sums], tile, slots, own)
-    _store(scratch, pitch, tile, gate, both, unit, first, p, y, extra)
+    added = TeamSums(tile.threads, tile.teams, slots, tile.outs, tile.rolled)([s[0] for s in sums])
+    _store(added, tile, gate, both, unit, first, p, y, extra)
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, gate: str, both: bool, unit: Operand, first: Operand,
+    added: Added, tile: Thin, gate: str, both: bool, unit: Operand, first: Operand,
     p: dict[str, Expr], y: Argument, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """A word of the output a thread."""
@@ -134,10 +131,10 @@ def _store(
             for j in range(per):
                 team, o = (offset + j) // each, (offset + j) % each
                 column = lang.minimum(first + offset + j, p["n"] - 1)
-                value = scratch[o * (2 if both else 1) * pitch + team]
+                value = added(o * (2 if both else 1), team)
                 value = ACTIVATIONS[gate](KERNEL, value) if gate else value
                 if both:
-                    value = value * scratch[(o * 2 + 1) * pitch + team]
+                    value = value * added(o * 2 + 1, team)
                 if "opened" in extra:
                     at = unit * lang.parameter("ld_opened", u32) + column
                     value = value * extra["opened"][at]

@@ -23,7 +23,7 @@ from centella.op.variant import Variant
 from centella.ops.matmul.parts import added
 from centella.ops.matmul.problem import THIN, Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
-from centella.ops.matmul.sums import SHARED_WORDS, combine, power_of_two
+from centella.ops.matmul.sums import SHARED_WORDS, Added, TeamSums, power_of_two
 from centella.ops.matmul.table import row_of
 from centella.ops.matmul.thin import rows_at_once
 from centella.specs import Caps, make_spec
@@ -125,26 +125,22 @@ def _finish(
     """Combine the slices of each column, then store whole words; alpha on the way."""
     t, per = lang.local_id(), y.dtype.per_word
     rows = min(tile.m, power_of_two(SHARED_WORDS // (tile.threads * width)))
-    scratch = lang.shared(f32, tile.threads * width * rows)
+    add = TeamSums(tile.threads, tile.across, tile.threads, width * rows, tile.rolled)
     alpha = lang.parameter("alpha", f32)
     for row in range(0, tile.m, rows):
         if row:
             lang.barrier()
-        values = [sums[row + i][c] for i in range(rows) for c in range(width)]
-        for v, value in enumerate(values):
-            scratch[v * tile.threads + t] = value
-        lang.barrier()
-        pitch = combine(scratch, len(values), tile.threads, tile.across, False, tile.rolled)
+        summed = add([sums[row + i][c] for i in range(rows) for c in range(width)])
         words = tile.across * width // per
 
-        def store(one: Operand, row: int = row, pitch: int = pitch, words: int = words) -> None:
+        def store(one: Operand, row: int = row, summed: Added = summed, words: int = words) -> None:
             i, column = one // words, one % words * per
             inside = (one < rows * words) & (row + i < p["m"]) & (first + column < p["n"])
             with lang.if_(inside):
                 out = []
                 for j in range(per):
                     thread, lane = (column + j) // width, (column + j) % width
-                    out.append(scratch[(i * width + lane) * pitch + thread] * alpha)
+                    out.append(summed(i * width + lane, thread) * alpha)
                 y.store(item * p["sy"] + (row + i) * p["ldy"] + (first + column), out)
 
         if tile.rolled:

@@ -6,6 +6,7 @@ has sums of two columns, n apart: f(alpha sum + bias) (alpha sum' + bias').
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from centella import lang
@@ -102,3 +103,46 @@ class Epilogue:
         if name not in self._words or operand.dtype.per_word != 2:
             return [operand[at + c] for c in self._lanes]
         return [v for lane in self._lanes[::2] for v in operand.load_word(at + lane)]
+
+
+class Word:
+    """A thread's word of a group's results in the only row: what follows its sums.
+
+    Its operands are asked for when it is written down, before sums are computed.
+
+    Args:
+        activation, extra, gated: as of `Epilogue`.
+        outputs: of the group, from `first` on; a multiple of those of a word.
+        columns: of the result `y`.
+    """
+
+    def __init__(
+        self, activation: str, extra: dict[str, Argument], outputs: int, first: Operand,
+        columns: Operand, y: Argument, gated: bool = False,
+    ) -> None:  # fmt: skip
+        self._y, self._first, self._per = y, first, y.dtype.per_word
+        offset = lang.local_id() * self._per
+        self._stores = (offset < outputs) & (first + offset < columns)
+        self._offset = lang.minimum(offset, outputs - self._per)
+        column = lang.minimum(first + self._offset, columns - 1)
+        self._finish = Epilogue(activation, extra, column, self._per, columns, gated=gated)
+        self._residual: Any = lang.vars(f32, self._per, init=0.0) if "residual" in extra else []
+        if self._residual:
+            with lang.if_(self._stores):
+                loaded = self._finish.residual(lang.const(0, u32))
+                for var, value in zip(self._residual, loaded, strict=True):
+                    var.set(value)
+
+    def store(self, sums: Callable[[Any], list[Any]], start: Any = 0) -> None:
+        """Store the results, if there are any for the thread.
+
+        Args:
+            sums: gives those of the group's output of a number: one, with a gate two.
+            start: of the row, in elements of y.
+        """
+        with lang.if_(self._stores):
+            each = [sums(self._offset + e) for e in range(self._per)]
+            residual = [v.get() for v in self._residual] or None
+            totals = [v for half in zip(*each, strict=True) for v in half]
+            values = self._finish(totals, lang.const(0, u32), residual)
+            self._y.store(start + self._first + self._offset, values)

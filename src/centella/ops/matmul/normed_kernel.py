@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,17 +23,18 @@ from centella.lang.values import Expr, Operand
 from centella.op.op import Form, Lowered
 from centella.op.variant import Variant
 from centella.ops.layout import rows_of
-from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.epilogue import Epilogue, Word
 from centella.ops.matmul.normed import NormedAttrs, takes_few
 from centella.ops.matmul.problem import Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, launch
 from centella.ops.matmul.sums import (
     SHARED_WORDS,
     SUBGROUP,
+    Added,
+    TeamSums,
     Thin,
     power_of_two,
     slots_of,
-    totals,
     words_of,
 )
 from centella.ops.matmul.thin import (
@@ -45,11 +47,13 @@ from centella.ops.matmul.thin import (
     thin_of,
     together_of,
 )
-from centella.ops.rows import Row, Team, fold
+from centella.ops.rows import Row, Team, fold, power_above
 from centella.specs import Caps
 
 MOST_KEPT = 32  # elements of x that a thread keeps while it computes moments
-LANES, OUTS = 64, 4  # threads of a team, and its rows of W; of short rows and f32 x twice as many
+LANES, OUTS = 64, 4  # threads of a team, and its rows of W
+# Of a team that has rows of 16 bits in one step, whose x in f32 is as many bytes: of twice as many.
+MOST_LANES = 256
 
 
 class _Normed(Rows, frozen=True):
@@ -86,16 +90,17 @@ class _Layered(Rows, frozen=True):
         return values
 
 
-def _moments(inputs: Rows, tile: Thin, shuffle: bool, kept: int) -> list[tuple[Expr, Expr, Expr]]:
+def _moments(
+    inputs: Rows, tile: Thin, add: TeamSums | None, kept: int
+) -> list[tuple[Expr, Expr, Expr]]:
     """Of each row of x its first element, mean of the rest's distance to it, and 1 / deviation.
 
     Args:
+        add: adds up a value of each row over the group; None: that is done by shuffles.
         kept: steps of a row that a thread keeps; 0: it reads them again.
     """
     k, width, threads = inputs.k, inputs.source.dtype.per_chunk, tile.threads
-    group, slots = replace(tile, lanes=threads), threads
-    scratch: Any = None if shuffle else lang.shared(f32, slots * tile.m)
-    everyone = Row(Team(threads, threads, 0, 0, False, shuffle), 1, k, lang.const(1, u32))
+    everyone = Row(Team(threads, threads, 0, 0, False, add is None), 1, k, lang.const(1, u32))
     firsts = [inputs.source[start] for start in inputs.starts]
 
     def read(row: int, column: Operand) -> tuple[list[Any], Any]:
@@ -120,14 +125,14 @@ def _moments(inputs: Rows, tile: Thin, shuffle: bool, kept: int) -> list[tuple[E
         return [total / lang.cast(k, f32) for total in added([s.get() for s in sums])]
 
     def added(values: list[Expr]) -> list[Expr]:
-        if shuffle:
+        if add is None:
             return [everyone.across(v, "add") for v in values]
-        pitch = totals(scratch, values, group, slots)
-        return [scratch[row * pitch] for row in range(tile.m)]
+        sums = add(values)
+        return [sums(lang.const(row, u32), lang.const(0, u32)) for row in range(tile.m)]
 
     mean = means(lambda row, v: v - firsts[row])
-    if not shuffle:
-        lang.barrier()  # scratch is written anew
+    if add is not None:
+        lang.barrier()  # its memory is written anew
 
     def square(row: int, v: Operand) -> Any:
         off = (v - firsts[row]) - mean[row]
@@ -162,61 +167,64 @@ def _normed(
         Rows(extra[name], [lang.const(0, u32)], vector_norm, None, p["k"])
         for name in ("norm", "shift") if name in extra
     ]  # fmt: skip
+    room = SHARED_WORDS
     if kind == "layer":
-        moments = _moments(inputs, tile, shuffle, kept)
+        alone = (tile.threads, 1, tile.threads, tile.m, tile.rolled)
+        of_rows = None if shuffle else TeamSums(*alone)
+        room -= 0 if of_rows is None else of_rows.words
+        moments = _moments(inputs, tile, of_rows, kept)
         inputs = _Layered(x, inputs.starts, vector_x, None, p["k"], vectors, moments)
     elif vectors:
         squares = lang.vars(f32, tile.m, init=0.0)
         inputs = _Normed(x, inputs.starts, vector_x, None, p["k"], vectors[0], squares)
+    outputs = tile.teams * each
+    one = tile.m == 1 and outputs <= tile.threads * y.dtype.per_word
+    word = Word(activation, extra, outputs, first, p["n"], y, gated) if one else None
     add_products(sums, tile, weights, inputs, lane, p["k"], depth)
     if isinstance(inputs, _Normed):
         sums = [*sums, inputs.squares]
     let_next_in(early)
-    _finish(sums, tile, gated, activation, shuffle, first, p, y, extra)
+    _finish(sums, tile, gated, activation, shuffle, first, p, y, extra, word, room)
 
 
 def _finish(
     sums: Any, tile: Thin, gated: bool, activation: str, shuffle: bool, first: Any,
-    p: dict[str, Any], y: Any, extra: dict[str, Argument],
+    p: dict[str, Any], y: Any, extra: dict[str, Argument], word: Word | None, room: int,
 ) -> None:  # fmt: skip
-    """Combine the sums of each team; then norm, gate or epilogue, and the store."""
+    """Combine the sums of each team; then norm, gate or epilogue, and the store.
+
+    Args:
+        word: what each thread stores, where there is one row of x.
+        room: words of workgroup memory.
+    """
     count, slots = len(sums), slots_of(tile, shuffle)
-    fitting = power_of_two(max(SHARED_WORDS // (slots * count), 1))
-    rows = min(tile.m, fitting) if tile.m <= PARTIAL else 1  # `combine` takes few, or powers of two
-    scratch = lang.shared(f32, slots * count * rows)
+    rows = min(tile.m, power_of_two(max(room // (slots * count), 1)))
+    add = TeamSums(tile.threads, tile.teams, slots, count * rows, tile.rolled, room)
+    each, per = tile.outs // 2 if gated else tile.outs, y.dtype.per_word
+    halves = 2 if gated else 1
     for row in range(0, tile.m, rows):
         if row:
             lang.barrier()
-        values = [sums[r][row + i] for i in range(rows) for r in range(count)]
-        pitch = totals(scratch, values, tile, slots)
-        _store(scratch, pitch, tile, gated, activation, row, rows, count, first, p, y, extra)
+        added = add([sums[r][row + i] for i in range(rows) for r in range(count)])
 
+        def totals(i: Any, output: Any, added: Added = added) -> list[Any]:
+            team, at = output // each, i * count
+            own = [added(at + (output % each * halves + half), team) for half in range(halves)]
+            if count > tile.outs:  # the squares of an RMS norm come last
+                k = lang.cast(p["k"], f32)
+                squares = added(at + tile.outs, team) + k * lang.parameter("eps", f32)
+                factor = lang.sqrt(k / squares)
+                own = [v * factor for v in own]
+            return own
 
-def _store(
-    scratch: Any, pitch: int, tile: Thin, gated: bool, activation: str, row: int, rows: int,
-    count: int, first: Operand, p: dict[str, Expr], y: Argument, extra: dict[str, Argument],
-) -> None:  # fmt: skip
-    """A word of the output a thread; `count` sums have the squares of an RMS norm last."""
-    each, per = tile.outs // 2 if gated else tile.outs, y.dtype.per_word
-    for i, offset in words_of(tile.threads, rows, tile.teams * each, per, row, first, p):
-        one, out = lang.const(1.0, f32), list[list[Any]](([], []))
-        for j in range(per):
-            team, o = (offset + j) // each, (offset + j) % each
-            at = i * count
-
-            def total(r: Any, at: Any = at, team: Any = team) -> Any:
-                return scratch[(at + r) * pitch + team]
-
-            own = one
-            if count > tile.outs:
-                squares = scratch[(at + tile.outs) * pitch + team]
-                mean = squares / lang.cast(p["k"], f32)
-                own = one / lang.sqrt(mean + lang.parameter("eps", f32))
-            for half in range(2 if gated else 1):
-                out[half].append(total(o * 2 + half if gated else o) * own)
-        finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
-        values = finish(out[0] + out[1], row + i)
-        y.store((row + i) * p["ldy"] + (first + offset), values)
+        if word is not None:
+            word.store(partial(totals, lang.const(0, u32)))
+            continue
+        for i, offset in words_of(tile.threads, rows, tile.teams * each, per, row, first, p):
+            out = [totals(i, offset + j) for j in range(per)]
+            finish = Epilogue(activation, extra, first + offset, per, p["n"], gated=gated)
+            values = finish([v for half in zip(*out, strict=True) for v in half], row + i)
+            y.store((row + i) * p["ldy"] + (first + offset), values)
 
 
 kernel: Kernel = Kernel(_normed, workgroup=128, name="normed_linear", rewritable=True)
@@ -228,8 +236,10 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     steps = problem.k // max(d.per_chunk for d in dtypes)
     if thin.rolled or thin.m > PARTIAL or steps < LANES:
         return thin
-    if dtypes[0].itemsize > dtypes[1].itemsize and steps <= 2 * LANES:
-        return replace(thin, lanes=LANES, outs=2 * OUTS, unroll=1)
+    lanes = power_above(steps)
+    if dtypes[0].itemsize > dtypes[1].itemsize and lanes <= min(MOST_LANES, caps.max_workgroup):
+        threads = max(lanes, thin.threads)
+        return replace(thin, lanes=lanes, outs=2 * OUTS, unroll=1, threads=threads)
     return replace(thin, lanes=LANES, outs=OUTS, unroll=2 if steps % (2 * LANES) == 0 else 1)
 
 

@@ -13,12 +13,13 @@ from centella import lang
 from centella.dtypes import f32, u32
 from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
-from centella.ops.matmul.epilogue import Epilogue
+from centella.ops.matmul.epilogue import Epilogue, Word
 from centella.ops.rows import fold
 
 SHARED_WORDS = 4096  # 16 KB: what every device has
 SUBGROUP = 32  # lanes that shuffle: a warp
-STAGE = 16  # parts that a thread adds up at a time, at least
+READ = 8  # parts of a sum that are left to who reads it
+TOGETHER = 8  # parts that a thread adds up for others, at least
 
 
 class Thin(Struct, frozen=True):
@@ -48,19 +49,28 @@ class Thin(Struct, frozen=True):
 
 def finish(
     sums: Any, tile: Thin, shuffle: bool, batch: Any, first: Any, p: dict[str, Expr], y: Argument,
-    activation: str, extra: dict[str, Argument],
+    activation: str, extra: dict[str, Argument], word: Word | None = None,
 ) -> None:  # fmt: skip
-    """Combine the sums of each team, as many rows of x at a time as shared memory holds."""
+    """Combine the sums of each team, as many rows of x at a time as workgroup memory holds.
+
+    Args:
+        word: what each thread stores, where there is one row of x.
+    """
     slots = slots_of(tile, shuffle)
     rows = min(tile.m, power_of_two(SHARED_WORDS // (slots * tile.outs)))
-    scratch = lang.shared(f32, slots * tile.outs * rows)
+    add = TeamSums(tile.threads, tile.teams, slots, tile.outs * rows, tile.rolled)
     for row in range(0, tile.m, rows):
         if row:
             lang.barrier()
-        values = [sums[r][row + i] for i in range(rows) for r in range(tile.outs)]
-        own = tile.teams == 1 and y.dtype.per_word == 1
-        pitch = totals(scratch, values, tile, slots, own)
-        _store(scratch, pitch, tile, row, rows, batch, first, p, y, activation, extra)
+        added = add([sums[r][row + i] for i in range(rows) for r in range(tile.outs)])
+        if word is None:
+            _store(added, tile, row, rows, batch, first, p, y, activation, extra)
+            continue
+
+        def total(output: Any, added: Added = added) -> list[Any]:
+            return [added(output % tile.outs, output // tile.outs)]
+
+        word.store(total, batch * p["sy"])
 
 
 def slots_of(tile: Thin, shuffle: bool) -> int:
@@ -68,70 +78,120 @@ def slots_of(tile: Thin, shuffle: bool) -> int:
     return tile.threads // (max(SUBGROUP // tile.teams, 1) if shuffle else 1)
 
 
-def totals(scratch: Any, values: list[Expr], tile: Thin, slots: int, own: bool = False) -> int:
-    """Add up values over the threads of each team: value v of team i is at `v * pitch + i`.
+class Added(Struct, frozen=True, eq=False):
+    """Sums of each team, of which workgroup memory has some parts: who reads one adds them up.
+
+    Part n of value v of team i is at `start + v * pitch + i * across + n * step`.
+    """
+
+    scratch: Any
+    parts: int
+    start: int
+    pitch: int
+    across: int
+    step: int
+
+    def __call__(self, value: Operand, team: Operand) -> Any:
+        """The sum of a value of a team."""
+        at, four = value * self.pitch + team * self.across + self.start, f32.per_chunk
+        if self.step == 1 and self.parts % four == 0:
+            chunks = [self.scratch.load(at + n) for n in range(0, self.parts, four)]
+            return fold([v for chunk in chunks for v in chunk], operator.add)
+        parts = [self.scratch[at + n * self.step] for n in range(self.parts)]
+        return fold(parts, operator.add)
+
+
+class TeamSums:
+    """Workgroup memory in which values of each thread are added up over its team.
+
+    Neighbouring threads are of different teams. The order is fixed. Where a value has many parts,
+    the threads of the group share them, each adds up several, and who reads a sum adds up the rest:
+    two barriers.
 
     Args:
-        scratch: shared memory of `slots` words for each value.
-        own: each thread then reads its own totals only.
+        slots: parts of a value that all teams write (`slots_of`).
+        count: values of a thread.
+        rolled: the threads are a CPU's, which add up all parts, in loops.
+        room: words that are free.
 
-    Returns:
-        The pitch.
+    Attributes:
+        words: those that are taken.
     """
-    t, together = lang.local_id(), tile.threads // slots
-    step = together // 2
-    while step:
-        values = [v + lang.shuffle_xor(v, step * tile.teams) for v in values]
-        step //= 2
-    with when(t % SUBGROUP < tile.teams, together > 1):
-        slot = t // SUBGROUP * tile.teams + t % SUBGROUP if together > 1 else t
-        for v, value in enumerate(values):
-            scratch[v * slots + slot] = value
-    lang.barrier()
-    return combine(scratch, len(values), slots, tile.teams, own, tile.rolled)
 
+    def __init__(
+        self, threads: int, teams: int, slots: int, count: int, rolled: bool = False,
+        room: int = SHARED_WORDS,
+    ) -> None:  # fmt: skip
+        self._threads, self._teams, self._slots = threads, teams, slots
+        self._count, self._rolled = count, rolled
+        self._together = 1 if rolled else _parts_together(threads, slots // teams, count * slots)
+        words = count * slots
+        rest = words // self._together if self._together > 1 else 0
+        # Apart from what others still read, if there is room: else one more barrier.
+        self._apart = words if words + rest <= room else 0
+        self.words: int = words + (rest if self._apart else 0)
+        self._scratch: Any = lang.shared(f32, self.words)
 
-def combine(
-    scratch: Any, count: int, slots: int, teams: int, own: bool = False, rolled: bool = False
-) -> int:
-    """Add up `count` values of each team: value v of team i is then at `scratch[v * pitch + i]`.
+    def __call__(self, values: list[Expr]) -> Added:
+        """The sums; other values may follow behind a barrier."""
+        t, slots, teams = lang.local_id(), self._slots, self._teams
+        lanes = self._threads // slots
+        step = lanes // 2
+        while step:
+            values = [v + lang.shuffle_xor(v, step * teams) for v in values]
+            step //= 2
+        with when(t % SUBGROUP < teams, lanes > 1):
+            slot = t // SUBGROUP * teams + t % SUBGROUP if lanes > 1 else t
+            for v, value in enumerate(values):
+                self._scratch[v * slots + slot] = value
+        lang.barrier()
+        if self._rolled:
+            return self._in_loops()
+        if self._together > 1:
+            return self._shared_out()
+        return Added(self._scratch, slots // teams, 0, slots, 1, teams)
 
-    Before, its parts are at `v * slots + i`, and on by `teams`. Each stage adds several parts in a
-    fixed order, spread over the threads. No barrier follows the last where each thread then reads
-    its `own` totals only. Where it is `rolled` there is one stage, in loops.
+    def _shared_out(self) -> Added:
+        """Have each thread add up some parts of a value, and leave them side by side."""
+        t, threads, slots, teams = lang.local_id(), self._threads, self._slots, self._teams
+        short = slots // self._together
+        items, totals = self._count * short, []
+        for base in range(0, items, threads):
+            item = t % items if items < threads else t + base
+            at = item // short * slots + item % short
+            parts = [self._scratch[at + n * short] for n in range(self._together)]
+            totals.append(fold(parts, operator.add))
+        if not self._apart:
+            lang.barrier()
+        left = short // teams
+        for i, total in enumerate(totals):
+            item = t + i * threads
+            with when(item < items, (i + 1) * threads > items):
+                part, team = item % short // teams, item % teams
+                self._scratch[item // short * short + team * left + part + self._apart] = total
+        lang.barrier()
+        return Added(self._scratch, left, self._apart, short, left, 1)
 
-    Returns:
-        The pitch.
-    """
-    t, threads = lang.local_id(), lang.workgroup_size()
-    if rolled:
+    def _in_loops(self) -> Added:
+        """Have each thread add up all parts of some values."""
+        scratch, slots, teams = self._scratch, self._slots, self._teams
         if slots > teams:
-            for item in lang.range(t, count * teams, threads):
+            for item in lang.range(lang.local_id(), self._count * teams, self._threads):
                 at = item // teams * slots + item % teams
                 total = lang.var(scratch[at])
                 for part in lang.range(lang.const(1, u32), slots // teams):
                     total += scratch[at + part * teams]
                 scratch[at] = total
             lang.barrier()
-        return slots
-    while slots > teams:
-        parts = slots // teams
-        at_once = min(parts, max(STAGE, count * slots // threads))
-        short = slots // at_once
-        items = count * short
-        totals = []
-        for base in range(0, items, threads):
-            item = t % items if items < threads else t + base
-            start = item // short * slots + item % short
-            totals.append(fold([scratch[start + j * short] for j in range(at_once)], operator.add))
-        lang.barrier()
-        with when(t < items, items < threads):
-            for i, total in enumerate(totals):
-                scratch[t + i * threads] = total
-        slots = short
-        if slots > teams or not own:
-            lang.barrier()
-    return slots
+        return Added(scratch, 1, 0, slots, 1, teams)
+
+
+def _parts_together(threads: int, parts: int, words: int) -> int:
+    """Parts that a thread adds up, so that all of the group's have some; 1: who reads has all."""
+    if parts <= READ:
+        return 1
+    least = max(TOGETHER, -(-words // threads))
+    return next(n for n in range(min(least, parts), parts + 1) if parts % n == 0)
 
 
 def power_of_two(most: int) -> int:
@@ -150,7 +210,7 @@ def when(condition: Any, needed: bool) -> Iterator[None]:
 
 
 def _store(
-    scratch: Any, pitch: int, tile: Thin, row: int, count: int, batch: Operand, first: Operand,
+    added: Added, tile: Thin, row: int, count: int, batch: Operand, first: Operand,
     p: dict[str, Expr], y: Argument, activation: str, extra: dict[str, Argument],
 ) -> None:  # fmt: skip
     """The epilogue and the store: a word of the output a thread."""
@@ -159,7 +219,7 @@ def _store(
         out = []
         for j in range(per):
             team, r = (offset + j) // tile.outs, (offset + j) % tile.outs
-            out.append(scratch[(i * tile.outs + r) * pitch + team])
+            out.append(added(i * tile.outs + r, team))
         finish = Epilogue(activation, extra, first + offset, per, p["n"])
         y.store(batch * p["sy"] + (row + i) * p["ldy"] + (first + offset), finish(out, row + i))
 

@@ -23,6 +23,7 @@ from centella.lang.memory import Argument
 from centella.lang.values import Expr, Operand
 from centella.op.op import Lowered
 from centella.op.variant import Variant
+from centella.ops.matmul.epilogue import Word
 from centella.ops.matmul.problem import THIN, Problem, aligned
 from centella.ops.matmul.product import Product, Scalars, batch_of_b, launch, rows_of_a
 from centella.ops.matmul.sums import SUBGROUP, Thin, finish
@@ -35,6 +36,7 @@ REGISTERS, MOST_THREADS = 65_536, 2048  # of a multiprocessor
 BESIDE = 28  # registers for addresses, the loop, and what is under way
 # Threads of a team of a thin product, its outputs, steps at once, by rows held.
 THIN_SHAPES = {1: (128, 2, 4), 2: (128, 2, 4), 4: (32, 2, 2), 8: (32, 4, 1), THIN: (32, 4, 1)}
+LONG = 8  # steps of a row for each thread of a group
 FEW = 2048  # outputs that leave much of a large GPU idle
 # Weights that are worth compiling twice as much, where threads are a CPU's; not bytes, which take
 # three times as much, as each is widened.
@@ -101,14 +103,19 @@ class Rows(Struct, frozen=True, eq=False):
 
 
 def _thin(
-    *, tile: Thin, activation: str, depth: str, early: bool, shuffle: bool, together: int,
-    vector_x: bool, vector_w: bool, dense_x: bool, x: Argument, w: Argument, y: Argument,
-    **extra: Argument,
+    *, tile: Thin, activation: str, alone: bool, depth: str, early: bool, shuffle: bool,
+    together: int, vector_x: bool, vector_w: bool, dense_x: bool, x: Argument, w: Argument,
+    y: Argument, **extra: Argument,
 ) -> None:  # fmt: skip
+    """A group has some outputs of all rows.
+
+    Args:
+        alone: whether there is one product, not a batch of them.
+    """
     reserve(together)
     p = {n: lang.parameter(n, u32) for n in (
         "m", "n", "k", "rowx", "stepx", "ldw", "ldy", "sx", "sw", "sy", "groups")}  # fmt: skip
-    batch = lang.group_id() // p["groups"]
+    batch = lang.const(0, u32) if alone else lang.group_id() // p["groups"]
     first = (lang.group_id() - batch * p["groups"]) * tile.outputs
     lane, team = lang.local_id() // tile.teams, lang.local_id() % tile.teams
     places = [
@@ -119,10 +126,12 @@ def _thin(
     rows = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
     starts = [batch * p["sx"] + row * p["rowx"] for row in rows]
     inputs = Rows(x, starts, vector_x, None if dense_x else p["stepx"], p["k"])
+    one = tile.m == 1 and tile.outputs <= tile.threads * y.dtype.per_word
+    word = Word(activation, extra, tile.outputs, first, p["n"], y) if one else None
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     add_products(sums, tile, weights, inputs, lane, p["k"], depth)
     let_next_in(early)
-    finish(sums, tile, shuffle, batch, first, p, y, activation, extra)
+    finish(sums, tile, shuffle, batch, first, p, y, activation, extra, word)
 
 
 def add_products(
@@ -132,17 +141,23 @@ def add_products(
     width = max(weights.source.dtype.per_chunk, inputs.source.dtype.per_chunk)
     block = tile.lanes * tile.unroll
     done = lang.const(0, u32)
-    if depth != "masked":
+
+    def add_block(index: Operand) -> None:
+        at = (index * block + lane) * width
+        columns = [at + u * (tile.lanes * width) for u in range(tile.unroll)]
+        ws = [[weights.read(r, c, width, False) for r in range(tile.outs)] for c in columns]
+        xs = [[inputs.read(i, c, width, False) for i in range(tile.m)] for c in columns]
+        for w, x in zip(ws, xs, strict=True):
+            _add(sums, w, x)
+
+    if depth == "once":
+        add_block(lang.const(0, u32))
+    elif depth != "masked":
         blocks = k // (block * width)
         done = blocks * block
         for index in lang.range(blocks):
-            at = (index * block + lane) * width
-            columns = [at + u * (tile.lanes * width) for u in range(tile.unroll)]
-            ws = [[weights.read(r, c, width, False) for r in range(tile.outs)] for c in columns]
-            xs = [[inputs.read(i, c, width, False) for i in range(tile.m)] for c in columns]
-            for u in range(tile.unroll):
-                _add(sums, ws[u], xs[u])
-    if depth == "whole":
+            add_block(index)
+    if depth in ("once", "whole"):
         return
     for step in lang.range(done + lane, (k + (width - 1)) // width, tile.lanes):
         column = step * width
@@ -200,21 +215,24 @@ def thin_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin:
     teams = [n for n in (min(lanes, threads), 64, 32, 8) if n <= min(lanes, max(steps, 8))]
     for lanes in teams:
         for unroll in range(most, 1, -1):
+            if lanes < 32 or steps % (lanes * unroll):
+                continue
             if lanes == 32 and unroll == 2 and m == 1 and threads >= 64:
-                lanes, unroll = 64, 1  # as much under way, by threads that wait for less
-            if lanes >= 32 and steps % (lanes * unroll) == 0:
-                return Thin(m, lanes, outs, unroll, threads, row.rolled)
+                # As much under way, by threads that wait for less. Of a long row the last step of
+                # twice as many may be masked.
+                lanes, unroll = threads if steps >= LONG * threads else 64, 1
+            return Thin(m, lanes, outs, unroll, threads, row.rolled)
     return Thin(m, teams[0], outs, max(1, min(most, steps // teams[0])), threads, row.rolled)
 
 
 def depth_of(tile: Thin, k: int, width: int) -> str:
-    """How a thin kernel walks k: whole blocks, both whole blocks and masked steps, or masked ones.
+    """How a thin kernel walks k: one block, whole ones, masked steps behind those, or masked alone.
 
     With many rows, and on a CPU, masks cost little, and one walk is half the code of two.
     """
     block = tile.lanes * tile.unroll * width
     if k and k % block == 0:
-        return "whole"
+        return "once" if k == block else "whole"
     return "masked" if k < block or tile.m > 4 or tile.rolled else "both"
 
 
@@ -233,6 +251,7 @@ def _launches(product: Product, tile: Thin, caps: Caps) -> Lowered:
     shuffle = caps.shuffles and tile.threads % SUBGROUP == 0 and tile.m <= 2
     constants = (
         ("activation", product.activation),
+        ("alone", problem.batch == 1),
         ("dense_x", step == 1),
         ("depth", depth_of(tile, problem.k, width)),
         ("early", caps.early_launch),
