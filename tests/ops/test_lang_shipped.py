@@ -355,6 +355,8 @@ sample | long | f32 | sampled(i, i(6, 1003), 1.0, 40, 0.95)
 sample | two chunks | f32 | sampled(i, i(6, 5003), 1.0, 40, 0.95)
 sample | each thread | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0)
 sample | greedy | f32 | sampled(i, i(6, 1030), 0.0, 0, 1.0)
+sample | slices | f32 | sampled(i, i(6, 1030), 0.7, 5, 0.9, variant="slices")
+sample | slices at most | f32 | sampled(i, i.peaks(1030, 4), 0.0, 0, 1.0, variant="slices")
 cache_attend | short | f32 f16 | stepped_on(i, 40, 32, [3, 39])
 cache_attend | long | f32 | stepped_on(i, 300, 64, [0, 290])
 speech_move | table | f32 | drawn(i, "speech_move")
@@ -619,7 +621,9 @@ def attended_by(i: Inputs, heads: int, dim: int, n: int, keys: int, at: int) -> 
     return apply_all(get("attend_linear"), given, attrs)[2]
 
 
-def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
+def sampled(
+    i: Inputs, logits: ct.Tensor, *settings: float, variant: str | None = None
+) -> ct.Tensor:
     """Tokens of sequences, half of them with penalties that decide."""
     batch = logits.shape[0]
     seen = np.random.default_rng(7).integers(0, 3, logits.shape).astype(np.int32)
@@ -628,7 +632,7 @@ def sampled(i: Inputs, logits: ct.Tensor, *settings: float) -> ct.Tensor:
     rows = i.of(np.array(batch // 2 * pair, np.float32), "f32")
     seeds = i.of(np.arange(40, 40 + batch, dtype=np.int32))
     given = (counts.value, steps.value, logits, rows, seeds)
-    return apply_all(get("sample"), given, {})[2]
+    return apply_all(get("sample"), given, {"variant": variant})[2]
 
 
 def masked(scores: ct.Tensor, i: Inputs, timed: bool) -> ct.Tensor:

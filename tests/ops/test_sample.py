@@ -28,6 +28,11 @@ SETTINGS: dict[str, dict[str, float]] = {
     "penalties": {"repetition": 1.3, "frequency": 0.2, "presence": 0.1},
     "all": {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "gap": 3.0, "repetition": 1.1},
 }
+MORE: tuple[dict[str, float], ...] = (
+    {"top_k": 1, "top_p": 0.5}, {"top_k": 2.5}, {"top_k": 40, "temperature": 1e4},
+    {"top_p": 0.0}, {"top_p": 0.999, "gap": 0.0}, {"temperature": 1e-3, "top_p": 0.9},
+    {"temperature": 0.0, "repetition": 2.0, "presence": -1.0}, {"gap": 100.0, "frequency": 3.0},
+)  # fmt: skip
 Array = np.ndarray[Any, Any]
 
 
@@ -38,33 +43,58 @@ def row_of(**changes: float) -> Array:
 
 
 def run(
-    device: ct.Device, logits: Array, settings: Array, counts: Array, steps: Array, seeds: Array
-) -> tuple[Array, Array, Array]:
+    device: ct.Device, logits: Array, settings: Array, counts: Array, steps: Array, seeds: Array,
+    variant: str | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     states = [ct.State(a, device=device) for a in (counts, steps)]
     given = (ct.asarray(a, device=device) for a in (logits, settings, seeds))
-    y = apply_all(get("sample"), (*(s.value for s in states), *given), {})[2]
+    y = apply_all(get("sample"), (*(s.value for s in states), *given), {"variant": variant})[2]
     return y.numpy(), states[0].numpy(), states[1].numpy()
 
 
 @pytest.mark.devices(*EVERY)
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("vocab", [1, 5, 256, 1003])
-def test_devices_choose_what_numpy_chooses(device: ct.Device, name: str, vocab: int) -> None:
+@pytest.mark.parametrize(
+    ("vocab", "variant"),
+    [(1, None), (5, None), (256, None), (1003, None), (1, "slices"), (1003, "slices")],
+)
+def test_devices_choose_what_numpy_chooses(
+    device: ct.Device, name: str, vocab: int, variant: str | None
+) -> None:
     random, batch = np.random.default_rng(vocab), 3
     settings = np.tile(row_of(**SETTINGS[name]), (batch, 1))
     logits = (3 * random.standard_normal((batch, vocab))).astype(np.float32)
+    _check(device, logits, settings, variant)
+
+
+@pytest.mark.devices(*EVERY)
+@pytest.mark.parametrize("spread", [0.05, 2.0, 30.0])
+def test_slices_leave_nothing_out(device: ct.Device, spread: float) -> None:
+    """All settings at once, of flat and of steep rows; many logits are equal, some infinite."""
+    every = np.stack([row_of(**changes) for changes in (*SETTINGS.values(), *MORE)])
+    random = np.random.default_rng(int(spread))
+    logits = (spread * random.standard_normal((len(every), 5003))).astype(np.float32)
+    logits[:, ::3] = np.round(logits[:, ::3])
+    logits[:, 700:1400], logits[::4, -1] = -np.inf, np.inf
+    _check(device, logits, every, "slices")
+
+
+def _check(device: ct.Device, logits: Array, settings: Array, variant: str | None) -> None:
+    batch, vocab = logits.shape
+    random = np.random.default_rng(vocab)
     counts = random.integers(0, 3, (batch, vocab)).astype(np.int32)
     counts[:, ::7] |= np.int32(-(1 << 31))  # in the prompt
     steps, seeds = (random.integers(0, 1 << 20, batch).astype(np.int32) for _ in range(2))
-    chosen, after, stepped = run(device, logits, settings, counts, steps, seeds)
-    wanted = [
-        sample.choose(
-            sample.penalised(logits[i], counts[i], settings[i]) if "rep" in str(SETTINGS[name])
-            else logits[i],
-            settings[i], int(steps[i]), int(seeds[i]),
-        )
-        for i in range(batch)
-    ]  # fmt: skip
+    chosen, after, stepped = run(device, logits, settings, counts, steps, seeds, variant)
+    with np.errstate(invalid="ignore"):
+        wanted = [
+            sample.choose(
+                sample.penalised(logits[i], counts[i], each) if (each[4:] != (1, 0, 0)).any()
+                else logits[i],
+                each, int(steps[i]), int(seeds[i]),
+            )
+            for i, each in enumerate(settings)
+        ]  # fmt: skip
     assert chosen.tolist() == wanted
     counts[range(batch), wanted] += 1
     np.testing.assert_array_equal(after, counts)

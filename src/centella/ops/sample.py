@@ -12,7 +12,8 @@ sums are whole numbers, equal on every device. Equal logits are kept or dropped 
 ones too. A row with a NaN gives -1. With slots, row i has the counts, step, settings and seed of
 slot slots[i]; no two rows have one slot.
 
-A group has a sequence, or where there are few and long ones a cluster of groups.
+A group has a sequence, or where there are few and long ones a cluster of groups. Of other long ones
+it reads parts, which a first launch finds (`sample_slices.py`).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from centella.ops.sample_row import (
     launch,
     threads_of,
 )
+from centella.ops.sample_slices import SLICES
 from centella.specs import Caps, Spec
 
 
@@ -65,7 +67,7 @@ def _launches(form: Form[SampleAttrs], threads: int, caps: Caps) -> Lowered:
     return launch(kernel, form, caps)
 
 
-VARIANTS = (CLUSTER, Variant("group", lambda form, caps: threads_of(caps), _launches))
+VARIANTS = (CLUSTER, SLICES, Variant("group", lambda form, caps: threads_of(caps), _launches))
 
 
 def rule(specs: tuple[Spec, ...], attrs: SampleAttrs) -> tuple[Out, ...]:
@@ -179,7 +181,7 @@ def host(form: Form[SampleAttrs]) -> HostProgram:
 
 
 def lower(form: Form[SampleAttrs], caps: Caps) -> Lowered:
-    """One launch."""
+    """One launch, or two."""
     what = f"sample of {list(form.inputs[2].shape)}"
     return choose_variant(VARIANTS, form, caps, form.attrs.variant, what).lower(form, caps)
 

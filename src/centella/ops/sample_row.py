@@ -7,7 +7,8 @@ which tokens, and how those who have some meet; `draw` is the same for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -25,7 +26,8 @@ from centella.specs import Caps
 THREADS = 256
 MANY = 1024  # on WIDE: a multiprocessor reads logits, and waits for each
 WIDE = ("cuda", "nvidia")  # classes of adapters
-SETTINGS = ("temperature", "top_k", "top_p", "gap", "repetition", "frequency", "presence")
+DRAWN = ("temperature", "top_k", "top_p", "gap")
+SETTINGS = (*DRAWN, "repetition", "frequency", "presence")
 TOGETHER = 2  # chunks that a thread has under way
 LEVELS = 3
 BINS = 256  # of a histogram; a group has as many threads at least
@@ -40,8 +42,8 @@ NONE = 0xFFFFFFFF
 SMALL = 2.0**-10  # below it -log(1 - u) is summed up from its series
 
 
-class Row:
-    """What the threads of a group know of their sequence, all of which they have.
+class Logits:
+    """A row of logits, less what its settings and counts take off.
 
     Args:
         row: of the logits; chunk: they are read in chunks.
@@ -49,25 +51,66 @@ class Row:
 
     def __init__(
         self, row: Operand, logits: Argument, settings: Argument, counts: Argument,
-        steps: Argument, slots: Argument | None, chunk: bool,
+        slots: Argument | None, chunk: bool,
     ) -> None:  # fmt: skip
         self.logits: Argument = logits
         self.counts: Argument = counts
-        self.steps: Argument = steps
         self.row: Operand = row
         self.chunk: bool = chunk
         self.slot: Any = row if slots is None else lang.bitcast(slots[row], u32)
         self.columns: Any = lang.parameter("columns", u32)
-        each = (settings[self.slot, j] for j in range(len(SETTINGS)))
-        temperature = next(each)
-        self.top_k: Expr = next(each)
-        self.top_p: Expr = next(each)
-        self.gap: Expr = next(each)
-        self.repetition: Expr = next(each)
-        self.frequency: Expr = next(each)
-        self.presence: Expr = next(each)
+        penalties = (settings[self.slot, j] for j in range(len(DRAWN), len(SETTINGS)))
+        self.repetition: Expr = next(penalties)
+        self.frequency: Expr = next(penalties)
+        self.presence: Expr = next(penalties)
         rate = (self.frequency != 0.0) | (self.presence != 0.0)
         self.penalised: Any = (self.repetition != 1.0) | rate
+
+    def read(self, columns: list[Expr], width: int) -> list[list[Expr]]:
+        """Logits of chunks that begin at columns; those past the row's end are some of its own."""
+        last = (self.columns - 1) // width * width
+        firsts = [lang.minimum(column, last) for column in columns]
+        return [load(self.logits, self.row, n, self.columns, width, self.chunk) for n in firsts]
+
+    def inside(self, first: Any, count: int) -> Iterator[tuple[Expr, Expr]]:
+        """Column and logit, after its penalties, of so many from one on, as far as there are."""
+        width = count if self.chunk else 1
+        firsts = [first + n for n in range(0, count, width)]
+        for column, values in zip(firsts, self.read(firsts, width), strict=True):
+            yield from self.known(column, values)
+
+    def known(self, first: Any, values: list[Expr]) -> Iterator[tuple[Expr, Expr]]:
+        """The same of a chunk that is read."""
+        for e, value in enumerate(values):
+            with lang.if_(first + e < self.columns):
+                logit = lang.var(value)
+                with lang.if_(self.penalised):
+                    logit.set(self.less(first + e, value))
+                yield first + e, logit.get()
+
+    def less(self, i: Operand, logit: Operand) -> Expr:
+        """The logit of a column less its penalties."""
+        count = lang.bitcast(self.counts[self.slot, i], u32)
+        times = lang.cast(count & (PROMPT - 1), f32)
+        less = lang.select(logit > 0.0, logit / self.repetition, logit * self.repetition)
+        less = lang.select(count != 0, less, logit) - self.frequency * times
+        return less - lang.select(times > 0.0, self.presence, 0.0)
+
+
+class Row(Logits):
+    """What the threads of a group know of their sequence, all of which they have."""
+
+    def __init__(
+        self, row: Operand, logits: Argument, settings: Argument, counts: Argument,
+        steps: Argument, slots: Argument | None, chunk: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(row, logits, settings, counts, slots, chunk)
+        self.steps: Argument = steps
+        drawn = (settings[self.slot, j] for j in range(len(DRAWN)))
+        temperature = next(drawn)
+        self.top_k: Expr = next(drawn)
+        self.top_p: Expr = next(drawn)
+        self.gap: Expr = next(drawn)
         self.random: Any = temperature > 0.0
         self.cold: Any = 1.0 / lang.select(self.random, temperature, 1.0)
         self.top: Any = None
@@ -116,12 +159,6 @@ class Row:
         """The step of the sequence, from memory."""
         return lang.bitcast(self.steps[self.slot], u32)
 
-    def read(self, columns: list[Expr], width: int) -> list[list[Expr]]:
-        """Logits of chunks that begin at columns; those past the row's end are some of its own."""
-        last = (self.columns - 1) // width * width
-        firsts = [lang.minimum(column, last) for column in columns]
-        return [load(self.logits, self.row, n, self.columns, width, self.chunk) for n in firsts]
-
     def _each(self) -> Iterator[tuple[Expr, Expr]]:
         """Column and logit, after its penalties, of what a thread has, from memory."""
         width = 4 if self.chunk else 1
@@ -129,20 +166,7 @@ class Row:
         for start in lang.range(lang.local_id() * width, self.columns, stride * TOGETHER):
             firsts = [start + n * stride for n in range(TOGETHER)]
             for first, values in zip(firsts, self.read(firsts, width), strict=True):
-                for e, value in enumerate(values):
-                    with lang.if_(first + e < self.columns):
-                        logit = lang.var(value)
-                        with lang.if_(self.penalised):
-                            logit.set(self.less(first + e, value))
-                        yield first + e, logit.get()
-
-    def less(self, i: Operand, logit: Operand) -> Expr:
-        """The logit of a column less its penalties."""
-        count = lang.bitcast(self.counts[self.slot, i], u32)
-        times = lang.cast(count & (PROMPT - 1), f32)
-        less = lang.select(logit > 0.0, logit / self.repetition, logit * self.repetition)
-        less = lang.select(count != 0, less, logit) - self.frequency * times
-        return less - lang.select(times > 0.0, self.presence, 0.0)
+                yield from self.known(first, values)
 
     def below(self, logit: Operand) -> Expr:
         """How far a logit is below the largest, in temperatures."""
@@ -291,7 +315,8 @@ def draw(row: Row, seeds: Argument, y: Argument) -> None:
             score = lang.var(-below)
             with lang.if_(row.random):
                 score.set(score.get() - traced_noise(i, row.step, seed))
-            with lang.if_((score.get() > best.get()) | (column.get() == NONE)):
+            equal = (score.get() == best.get()) & (i < column.get())
+            with lang.if_((score.get() > best.get()) | equal):
                 best.set(score.get())
                 column.set(i)
     _, at = row.first(best.get(), column.get())
@@ -318,13 +343,16 @@ def threads_of(caps: Caps) -> int:
 
 
 def launch(
-    kernel: Kernel, form: Form[SampleAttrs], caps: Caps, groups: int = 1, more: Constants = ()
-) -> Lowered:
-    """One launch, in which so many groups have a sequence."""
+    kernel: Kernel, form: Form[SampleAttrs], caps: Caps, groups: int = 1, more: Constants = (),
+    read: Mapping[str, Ref] = MappingProxyType({}),
+) -> Lowered:  # fmt: skip
+    """One launch, in which so many groups have a sequence; `read`: rows that it reads beside."""
     counts, steps, logits, settings, seeds, *slots = form.inputs
     refs = (Ref(2, logits), Ref(3, settings), Ref(4, seeds), *(Ref(5, s) for s in slots),
-            Ref(len(form.inputs) + 2, form.outputs[2]), Ref(0, counts), Ref(1, steps))  # fmt: skip
-    reads = {"logits": 2, "settings": 2, "seeds": 1, **({"slots": 1} if slots else {})}
+            *read.values(), Ref(len(form.inputs) + 2, form.outputs[2]), Ref(0, counts),
+            Ref(1, steps))  # fmt: skip
+    reads = {"logits": 2, "settings": 2, "seeds": 1, **({"slots": 1} if slots else {}),
+             **dict.fromkeys(read, 1)}  # fmt: skip
     params = signature(reads, {"y": 1}, {"counts": 2, "steps": 1})
     rows, columns = logits.shape
     call = Call(kernel, refs, (("columns", columns),), (("chunk", chunked(logits)), *more),

@@ -52,7 +52,7 @@ from centella.specs import Caps
 
 MOST_KEPT = 32  # elements of x that a thread keeps while it computes moments
 LANES, OUTS = 64, 4  # threads of a team, and its rows of W
-# Of a team that has rows of 16 bits in one step, whose x in f32 is as many bytes: of twice as many.
+# Of a team that has a row in f32, and rows of W of 16 bits, in one step: of twice as many.
 MOST_LANES = 256
 
 
@@ -236,8 +236,8 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     steps = problem.k // max(d.per_chunk for d in dtypes)
     if thin.rolled or thin.m > PARTIAL or steps < LANES:
         return thin
-    lanes = power_above(steps)
-    if dtypes[0].itemsize > dtypes[1].itemsize and lanes <= min(MOST_LANES, caps.max_workgroup):
+    lanes, most = (power_above(steps), MOST_LANES) if thin.m == 1 else (LANES, 2 * LANES)
+    if dtypes[0].itemsize > dtypes[1].itemsize and steps <= min(most, caps.max_workgroup):
         threads = max(lanes, thin.threads)
         return replace(thin, lanes=lanes, outs=2 * OUTS, unroll=1, threads=threads)
     return replace(thin, lanes=LANES, outs=OUTS, unroll=2 if steps % (2 * LANES) == 0 else 1)
