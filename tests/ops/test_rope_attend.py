@@ -147,8 +147,10 @@ def test_it_stays_in_registers(
 
 
 @needs_ptxas
-@pytest.mark.parametrize(("n", "dtype", "capacity"), [(1024, f32, 1024), (2048, bf16, 1024),
-                                                      (2048, f32, 512)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "dtype", "capacity"),
+    [(1024, bf16, 1280), (1024, f32, 1024), (2048, bf16, 1024), (2048, f32, 512)],
+)
 def test_a_product_keeps_parts_and_weights_in_registers(
     n: int, dtype: DType, capacity: int, tmp_path: Path
 ) -> None:

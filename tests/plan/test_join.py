@@ -160,7 +160,7 @@ def test_what_follows_the_product_reads_it_there(device: ct.Device) -> None:
     [
         ({"batch": 2}, NVIDIA),
         ({"tokens": 2}, NVIDIA),
-        ({"capacity": 1088}, NVIDIA),  # more to read for each group than a launch costs
+        ({"capacity": 1344}, NVIDIA),  # more to read for each group than a launch costs
         ({"n": 2113}, NVIDIA),  # more groups than an H200 has multiprocessors
         ({"dim": 20}, NVIDIA),
         ({}, replace(NVIDIA, max_shared=8 << 10)),

@@ -179,16 +179,17 @@ class Row(Logits):
         for n in lang.range(lang.local_id(), lang.const(parts * BINS, u32), lang.workgroup_size()):
             self.bins[n] = lang.const(0, u32)
 
-    def limit(self, most: Operand, share: Operand, parts: int) -> Expr:
+    def limit(self, most: Operand, share: Operand, parts: int, levels: int = LEVELS) -> Expr:
         """The largest distance that is kept, in steps and at most `most`: until a share is reached.
 
         Args:
             share: a number of tokens; with two parts, a part of the weight of all in the limit.
             parts: histograms: of tokens; or of the lower and of the upper parts of weights.
+            levels: of a distance's eight bits; those of lower levels are taken to be 1.
         """
         prefix, *sums = lang.vars(u32, 1 + parts)
         target = lang.var(share)
-        for level in lang.range(lang.const(LEVELS, u32)):
+        for level in lang.range(lang.const(levels, u32)):
             shift = 16 - 8 * level
             begin = prefix.get() << (shift + 8)
             end = lang.minimum((prefix.get() + 1) << (shift + 8), most + 1)
@@ -198,7 +199,8 @@ class Row(Logits):
             prefix.set((prefix.get() << 8) | self._chosen[0])
             for n, v in enumerate(sums):
                 v.set(self._chosen[1 + n])
-        return lang.minimum(prefix.get(), most)
+        lower = 8 * (LEVELS - levels)
+        return lang.minimum((prefix.get() << lower) | ((1 << lower) - 1), most)
 
     def _count(self, begin: Operand, end: Operand, shift: Any, parts: int) -> None:
         """Add tokens of some distances to the histograms, by eight bits of the distance."""

@@ -45,6 +45,7 @@ WIDTH = 4  # logits that a thread of the first launch has
 LANES = 32  # its threads for a slice, at least
 THREADS = 256  # of its groups
 MOST_SLICES = 2048  # of a row: their numbers are in workgroup memory
+COARSE = 1  # levels of the distance that slices are left by: some more of them are cheaper
 WEIGHTLESS = 16.0  # a distance from which on exp(-distance) rounds to no step of a weight
 
 
@@ -114,7 +115,7 @@ class Sliced(Row):
         most = lang.var(lang.select(self.random, lang.const(MOST, u32), lang.const(0, u32)))
         with lang.if_(lang.workgroup_uniform(lang.select(counted, 1, 0)) != 0):
             self._of_slices = True
-            most.set(self.limit(most.get(), self.top_k, 1))
+            most.set(self.limit(most.get(), self.top_k, 1, COARSE))
             self._of_slices = False
         apart = lang.select(weighed, lang.const(int(WEIGHTLESS * SCALE), u32), steps_of(self.gap))
         return lang.minimum(most.get(), apart)

@@ -47,8 +47,8 @@ EACH = 8  # elements of the depth that a thread has
 OUTS = (8, 16)  # outputs of a group: of fewer, registers are left for more parts on their way
 LEAST_THREADS = 64  # of a group: four for each output
 # A group takes the registers of most of a multiprocessor: one for each of an H200. Bytes of parts
-# that it reads, which take it a microsecond, where a launch takes three.
-MOST_GROUPS, MOST_BYTES = 132, 128 << 10
+# that it reads, which take it little more than a microsecond, where a launch takes three.
+MOST_GROUPS, MOST_BYTES = 132, 160 << 10
 
 
 class _Weights:

@@ -68,7 +68,7 @@ ROWS: dict[str, Row] = {
         },
         short=(2048, 2),
         stream=(32, 8),
-        joined=224,
+        joined=232,
     ),
     "amd": CONSERVATIVE,
     "intel": CONSERVATIVE,
