@@ -45,7 +45,7 @@ WIDTH = 4  # logits that a thread of the first launch has
 LANES = 32  # its threads for a slice, at least
 THREADS = 256  # of its groups
 MOST_SLICES = 2048  # of a row: their numbers are in workgroup memory
-COARSE = 1  # levels of the distance that slices are left by: some more of them are cheaper
+COARSE = 2  # levels of the distance that slices are left by: a few more of them are cheaper
 WEIGHTLESS = 16.0  # a distance from which on exp(-distance) rounds to no step of a weight
 
 
