@@ -149,6 +149,10 @@ DECODERS = {
     "4B, most": decoder(GREEDY, "4b", PEER),
     "4B, drawn": decoder(DRAWN, "4b"),
     "4B, requests": decoder(SERVED, "4b"),
+    "8B, most": Source("h200-generate-8b", GREEDY, ("8b", 1), (("cuda bf16",), (), (PEER,))),
+    "8B, prompt": Source(
+        "h200-generate-8b", "prefill 512", ("8b", 1), (("cuda bf16",), (), (PEER,))
+    ),
     "0.6B, prompt": decoder("prefill 512", "0.6b", PEER),
     "4B, prompt": decoder("prefill 512", "4b", PEER),
 }
@@ -192,7 +196,6 @@ NAMED: dict[str, dict[str, Any]] = {  # by the first cell of a table's head
 BEAMS = ("five beams beside greedy, large-v3, times as long", "the same, large-v3-turbo")
 BEAM, SEVERAL = "beam 5, a window's text", "encode on several, f16"
 MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and beside whom
-    "WebGPU, 0.6B, tokens/s": [("h200-generate", GREEDY, ("0.6b", 1), "webgpu bf16")],
     "first token of 0.6B, two hosts, ms": [
         (run, "qwen3-0.6b, first token, again", (1,), "cuda")
         for run in ("h200-first", "h200-first-earlier")
