@@ -157,7 +157,7 @@ class TeamSums:
         short = slots // self._together
         items, totals = self._count * short, []
         for base in range(0, items, threads):
-            item = t % items if items < threads else t + base
+            item = t + base if base + threads <= items else lang.minimum(t + base, items - 1)
             at = item // short * slots + item % short
             parts = [self._scratch[at + n * short] for n in range(self._together)]
             totals.append(fold(parts, operator.add))
