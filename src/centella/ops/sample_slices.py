@@ -70,8 +70,8 @@ def _slice_tops(
     number = group % slices.groups
     row = Logits(group // slices.groups, logits, settings, counts, slots, chunk)
     most = lang.var(-math.inf)
-    for logit in row.inside((number * THREADS + me) * WIDTH, WIDTH):
-        most.set(lang.maximum(most.get(), logit[1]))
+    for _, logit in row.inside((number * THREADS + me) * WIDTH, WIDTH):
+        most.set(lang.maximum(most.get(), logit))
     each = lang.shared(f32, THREADS)
     each[me] = most.get()
     lang.barrier()
