@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import centella as ct
-from centella.dtypes import dtype_of
+from centella.dtypes import bf16, dtype_of, f32
 from centella.errors import DTypeError, ShapeError
+from centella.op import op
+from centella.specs import Caps, make_spec
 from centella.tensors import functional
 from centella.tensors.qtensor import Stacked
 from centella.tensors.tensor import apply_with
+from tests.support.launched import op_form
 
 EVERY = ("cpu", "simulator", "webgpu", "webgpu-minimum", "webgpu-hardware", "cuda")
 EPS = 1e-5
@@ -121,6 +124,28 @@ def test_rows_in_f32_by_a_weight_of_16_bits(device: ct.Device, rows: int, gate: 
         wide = np.asarray(w.astype("f32").numpy())
         wanted = expected(x.numpy(), wide, norm.numpy(), gate, None)
         np.testing.assert_allclose(y.numpy(), wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.devices("simulator", "webgpu", "webgpu-hardware", "cuda")
+def test_tiny_rows_and_no_eps(device: ct.Device) -> None:
+    """The mean of squares is a number below those of full precision."""
+    x = np.where(np.arange(1024) % 2, 4e-20, -4e-20).astype(np.float32)[None]
+    w, norm = np.sign(x).repeat(3, 0) / 1024, np.ones(1024, np.float32)
+    given = [ct.asarray(a, "f32", device) for a in (x, w, norm)]
+    y = functional.normed_linear(*given, eps=0.0, variant="joined").numpy()
+    np.testing.assert_allclose(y, 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize("most", [64, 100, 128, 200, 256, 1024])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_groups_within_the_threads_of_a_device(rows: int, most: int) -> None:
+    for k in (72, 512, 600, 1200, 2048, 2560):
+        x, w = make_spec((rows, k), f32, 16), make_spec((40, k), bf16, 16)
+        norm, y = make_spec((k,), f32, 16), make_spec((rows, 40), f32, 16)
+        attrs = {"extras": ("norm",), "gate": "", "eps": EPS, "alpha": 1.0, "variant": "joined"}
+        caps = Caps("ir", max_workgroup=most)
+        (call,) = op_form(op.get("normed_linear"), (x, w, norm), (y,), attrs).lower(caps).calls
+        assert call.workgroup is not None and call.workgroup <= most
 
 
 @pytest.mark.devices("webgpu", "webgpu-windows")

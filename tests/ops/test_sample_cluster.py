@@ -207,6 +207,12 @@ def test_few_long_rows_have_clusters(
     assert traced(call).shared_bytes <= CAPS.max_shared
 
 
+def test_a_thread_for_each_bin() -> None:
+    asked = request(normal(1, 100), EVERY[:1])
+    with pytest.raises(LimitError, match=r"sample of \[1, 100\]: no variant fits"):
+        asked.call(None, Caps("ir", max_workgroup=128))
+
+
 @pytest.mark.parametrize("caps", [Caps("ir"), Caps("wgsl", max_shared=227 << 10)], ids=str)
 def test_no_room_or_no_clusters(caps: Caps) -> None:
     asked = request(normal(1, 100), EVERY[:1])

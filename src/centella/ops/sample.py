@@ -12,8 +12,8 @@ sums are whole numbers, equal on every device. Equal logits are kept or dropped 
 ones too. A row with a NaN gives -1. With slots, row i has the counts, step, settings and seed of
 slot slots[i]; no two rows have one slot.
 
-A group has a sequence, or where there are few and long ones a cluster of groups. Of other long ones
-it reads parts, which a first launch finds (`sample_slices.py`).
+A group has a sequence, or where there are few and long ones a cluster of groups. Other long ones
+have two launches (`sample_slices.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from centella.op.variant import Variant
 from centella.op.variant import choose as choose_variant
 from centella.ops.sample_cluster import CLUSTER
 from centella.ops.sample_row import (
+    BINS,
     MOST,
     NONE,
     PROMPT,
@@ -63,11 +64,17 @@ def _sample(
 kernel: Kernel = Kernel(_sample, workgroup=THREADS, name="sample")
 
 
+def _threads(form: Form[SampleAttrs], caps: Caps) -> int | None:
+    """Threads of a group; None where each cannot have a bin of a histogram."""
+    threads = threads_of(caps)
+    return threads if threads >= BINS else None
+
+
 def _launches(form: Form[SampleAttrs], threads: int, caps: Caps) -> Lowered:
     return launch(kernel, form, caps)
 
 
-VARIANTS = (CLUSTER, SLICES, Variant("group", lambda form, caps: threads_of(caps), _launches))
+VARIANTS = (CLUSTER, SLICES, Variant("group", _threads, _launches))
 
 
 def rule(specs: tuple[Spec, ...], attrs: SampleAttrs) -> tuple[Out, ...]:

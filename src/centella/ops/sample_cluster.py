@@ -111,7 +111,7 @@ class Share(Row):
             logits = [lang.var(value) for value in self._held.load(place)]
             for e, logit in enumerate(logits):
                 with lang.if_(first + e < self.columns):
-                    logit.set(self.less(first + e, logit.get()))
+                    logit.set(self.after_penalties(first + e, logit.get()))
                     most.set(lang.maximum(most.get(), logit.get()))
             self._held.store(place, [logit.get() for logit in logits])
         return most.get()

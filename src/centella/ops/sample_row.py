@@ -7,7 +7,7 @@ which tokens, and how those who have some meet; `draw` is the same for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -72,23 +72,23 @@ class Logits:
         firsts = [lang.minimum(column, last) for column in columns]
         return [load(self.logits, self.row, n, self.columns, width, self.chunk) for n in firsts]
 
-    def inside(self, first: Any, count: int) -> Iterator[tuple[Expr, Expr]]:
-        """Column and logit, after its penalties, of so many from one on, as far as there are."""
+    def each_from(self, first: Any, count: int) -> Iterator[tuple[Expr, Expr]]:
+        """Column and logit, after penalties, of `count` columns, as far as the row has them."""
         width = count if self.chunk else 1
         firsts = [first + n for n in range(0, count, width)]
         for column, values in zip(firsts, self.read(firsts, width), strict=True):
-            yield from self.known(column, values)
+            yield from self.each_of(column, values)
 
-    def known(self, first: Any, values: list[Expr]) -> Iterator[tuple[Expr, Expr]]:
-        """The same of a chunk that is read."""
+    def each_of(self, first: Any, values: list[Expr]) -> Iterator[tuple[Expr, Expr]]:
+        """Column and logit, after penalties, of logits that were read from a column on."""
         for e, value in enumerate(values):
             with lang.if_(first + e < self.columns):
                 logit = lang.var(value)
                 with lang.if_(self.penalised):
-                    logit.set(self.less(first + e, value))
+                    logit.set(self.after_penalties(first + e, value))
                 yield first + e, logit.get()
 
-    def less(self, i: Operand, logit: Operand) -> Expr:
+    def after_penalties(self, i: Operand, logit: Operand) -> Expr:
         """The logit of a column less its penalties."""
         count = lang.bitcast(self.counts[self.slot, i], u32)
         times = lang.cast(count & (PROMPT - 1), f32)
@@ -166,7 +166,7 @@ class Row(Logits):
         for start in lang.range(lang.local_id() * width, self.columns, stride * TOGETHER):
             firsts = [start + n * stride for n in range(TOGETHER)]
             for first, values in zip(firsts, self.read(firsts, width), strict=True):
-                yield from self.known(first, values)
+                yield from self.each_of(first, values)
 
     def below(self, logit: Operand) -> Expr:
         """How far a logit is below the largest, in temperatures."""
@@ -179,13 +179,18 @@ class Row(Logits):
         for n in lang.range(lang.local_id(), lang.const(parts * BINS, u32), lang.workgroup_size()):
             self.bins[n] = lang.const(0, u32)
 
-    def limit(self, most: Operand, share: Operand, parts: int, levels: int = LEVELS) -> Expr:
+    def limit(
+        self, most: Operand, share: Operand, parts: int, levels: int = LEVELS,
+        tokens: Callable[[], Iterator[tuple[Expr, Expr]]] | None = None,
+    ) -> Expr:  # fmt: skip
         """The largest distance that is kept, in steps and at most `most`: until a share is reached.
 
         Args:
             share: a number of tokens; with two parts, a part of the weight of all in the limit.
             parts: histograms: of tokens; or of the lower and of the upper parts of weights.
-            levels: of a distance's eight bits; those of lower levels are taken to be 1.
+            levels: how many of a distance's three groups of eight bits are searched, from the
+                highest on; the others are all ones in the result.
+            tokens: numbers and distances that are counted; None: those of the row.
         """
         prefix, *sums = lang.vars(u32, 1 + parts)
         target = lang.var(share)
@@ -193,7 +198,7 @@ class Row(Logits):
             shift = 16 - 8 * level
             begin = prefix.get() << (shift + 8)
             end = lang.minimum((prefix.get() + 1) << (shift + 8), most + 1)
-            self._count(distance(begin), distance(end), shift, parts)
+            self._count(tokens or self.tokens, distance(begin), distance(end), shift, parts)
             totals = self.gathered(parts, level)
             self._choose(totals, level, sums, target, share)
             prefix.set((prefix.get() << 8) | self._chosen[0])
@@ -202,9 +207,12 @@ class Row(Logits):
         lower = 8 * (LEVELS - levels)
         return lang.minimum((prefix.get() << lower) | ((1 << lower) - 1), most)
 
-    def _count(self, begin: Operand, end: Operand, shift: Any, parts: int) -> None:
+    def _count(
+        self, tokens: Callable[[], Iterator[tuple[Expr, Expr]]], begin: Operand, end: Operand,
+        shift: Any, parts: int,
+    ) -> None:  # fmt: skip
         """Add tokens of some distances to the histograms, by eight bits of the distance."""
-        for _, below in self.tokens():
+        for _, below in tokens():
             with lang.if_(within(below, begin, end)):
                 at = (steps_of(below) >> shift) & (BINS - 1)
                 if parts == 1:

@@ -3,7 +3,7 @@
 One group a sequence would read all logits for each histogram, and a multiprocessor reads slowly. So
 first many groups find the largest logit of each slice of a row. Of the top k tokens none is smaller
 than the k-th largest of these maxima, and with top_p none counts whose weight rounds to 0: the
-second launch, a group a sequence, reads the other slices never. Its thresholds are those of
+second launch, a group a sequence, never reads the other slices. Its thresholds are those of
 `sample_row.py`, over the tokens of the slices that are left, in any order.
 """
 
@@ -45,8 +45,8 @@ WIDTH = 4  # logits that a thread of the first launch has
 LANES = 32  # its threads for a slice, at least
 THREADS = 256  # of its groups
 MOST_SLICES = 2048  # of a row: their numbers are in workgroup memory
-COARSE = 2  # levels of the distance that slices are left by: a few more of them are cheaper
-WEIGHTLESS = 16.0  # a distance from which on exp(-distance) rounds to no step of a weight
+COARSE = 2  # levels of the distance by which slices are chosen: a few more of them are cheaper
+WEIGHTLESS = 16.0  # a distance at which exp(-distance) rounds to no step of a weight
 
 
 class Slices(Struct, frozen=True):
@@ -70,7 +70,7 @@ def _slice_tops(
     number = group % slices.groups
     row = Logits(group // slices.groups, logits, settings, counts, slots, chunk)
     most = lang.var(-math.inf)
-    for _, logit in row.inside((number * THREADS + me) * WIDTH, WIDTH):
+    for _, logit in row.each_from((number * THREADS + me) * WIDTH, WIDTH):
         most.set(lang.maximum(most.get(), logit))
     each = lang.shared(f32, THREADS)
     each[me] = most.get()
@@ -90,12 +90,12 @@ class Sliced(Row):
         self._slices, self._tops = slices, tops
         self._left = lang.shared(u32, slices.count)  # numbers of slices, in any order
         self._size = lang.shared(u32, 1)
-        self._of_slices = False  # whether maxima are counted in place of tokens
 
     def find_top(self) -> None:
         """Find the largest logit, the step, and the slices that matter.
 
-        No barrier is needed beside those of reductions, which come before and behind the list.
+        The reduction's barriers are before the list, that of `workgroup_uniform`, with which `draw`
+        goes on, is behind it.
         """
         self.step = self.read_step()
         with lang.if_(lang.local_id() == 0):
@@ -104,19 +104,17 @@ class Sliced(Row):
         for _, top in self._maxima():
             most.set(lang.maximum(most.get(), top))
         self.top = lang.workgroup_reduce(most.get(), "max")
-        end = distance(self._furthest() + 1)
+        end = distance(self._last() + 1)
         for number, top in self._maxima():
             with lang.if_(within(self.below(top), 0.0, end)):
                 self._left[lang.atomic_add(self._size, 0, 1)] = number
 
-    def _furthest(self) -> Expr:
-        """The distance in steps from which on a slice has nothing that is drawn."""
+    def _last(self) -> Expr:
+        """The largest distance of a slice that may have the token, in steps."""
         counted, weighed = self.random & (self.top_k > 0.0), self.random & (self.top_p < 1.0)
         most = lang.var(lang.select(self.random, lang.const(MOST, u32), lang.const(0, u32)))
         with lang.if_(lang.workgroup_uniform(lang.select(counted, 1, 0)) != 0):
-            self._of_slices = True
-            most.set(self.limit(most.get(), self.top_k, 1, COARSE))
-            self._of_slices = False
+            most.set(self.limit(most.get(), self.top_k, 1, COARSE, self._distances))
         apart = lang.select(weighed, lang.const(int(WEIGHTLESS * SCALE), u32), steps_of(self.gap))
         return lang.minimum(most.get(), apart)
 
@@ -126,11 +124,8 @@ class Sliced(Row):
         for number in lang.range(me, lang.const(count, u32), lang.workgroup_size()):
             yield number, self._tops[self.row * count + number]
 
-    def tokens(self) -> Iterator[tuple[Expr, Expr]]:
-        """Number and distance of maxima while those are counted, else as of a row."""
-        if not self._of_slices:
-            yield from super().tokens()
-            return
+    def _distances(self) -> Iterator[tuple[Expr, Expr]]:
+        """Number and distance of the maxima that a thread has."""
         for number, top in self._maxima():
             yield number, self.below(top)
 
@@ -146,7 +141,7 @@ class Sliced(Row):
                 first = (number * pieces + item % pieces) * width
                 firsts.append(lang.select(item < total, first, self.columns))
             for first, values in zip(firsts, self.read(firsts, width), strict=True):
-                yield from self.known(first, values)
+                yield from self.each_of(first, values)
 
 
 def _sample_slices(

@@ -37,7 +37,7 @@ from centella.ops.attention.weights import power
 from centella.ops.layout import flat, rows_of
 from centella.ops.matmul.epilogue import Word
 from centella.ops.matmul.problem import aligned
-from centella.ops.matmul.sums import TeamSums
+from centella.ops.matmul.sums import SHARED_WORDS, TeamSums
 from centella.ops.matmul.thin import let_next_in
 from centella.ops.rope_attend import RopeAttendAttrs
 from centella.ops.rows import fold, power_above
@@ -45,7 +45,7 @@ from centella.specs import Caps
 
 EACH = 8  # elements of the depth that a thread has
 OUTS = (8, 16)  # outputs of a group: of fewer, registers are left for more parts on their way
-LEAST_THREADS = 64  # of a group: four for each output
+LEAST_THREADS = 64  # of a group
 # A group takes the registers of most of a multiprocessor: one for each of an H200. Bytes of parts
 # that it reads, which take it little more than a microsecond, where a launch takes three.
 MOST_GROUPS, MOST_BYTES = 132, 160 << 10
@@ -167,7 +167,8 @@ def tile_of(form: Joined, caps: Caps) -> Tile | None:
     threads = max(power_above(heads * dim // EACH), LEAST_THREADS)
     few, many = OUTS
     outs = few if weight.shape[0] <= few * MOST_GROUPS else many
-    fits = threads <= caps.max_workgroup and threads * outs * f32.itemsize <= caps.max_shared
+    words = max(threads * outs, SHARED_WORDS)  # at most those that `TeamSums` takes
+    fits = threads <= caps.max_workgroup and words * f32.itemsize <= caps.max_shared
     if not (fits and aligned(weight, weight.strides[0], 0)):
         return None
     kept = outs * EACH // weight.dtype.per_word + parts.splits * (EACH + 2)

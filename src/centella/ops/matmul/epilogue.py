@@ -108,7 +108,7 @@ class Epilogue:
 class Word:
     """A thread's word of a group's results in the only row: what follows its sums.
 
-    Its operands are asked for when it is written down, before sums are computed.
+    Its operands are loaded where it is constructed, so before the sums.
 
     Args:
         activation, extra, gated: as of `Epilogue`.

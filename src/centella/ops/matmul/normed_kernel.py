@@ -51,9 +51,11 @@ from centella.ops.rows import Row, Team, fold, power_above
 from centella.specs import Caps
 
 MOST_KEPT = 32  # elements of x that a thread keeps while it computes moments
-LANES, OUTS = 64, 4  # threads of a team, and its rows of W
-# Of a team that has a row in f32, and rows of W of 16 bits, in one step: of twice as many.
-MOST_LANES = 256
+# Threads of a team, and its rows of W: twice as many of 16 bits, where x is f32 and rows are short.
+LANES, OUTS = 64, 4
+MOST_LANES = (
+    256  # of a team that has all of such a row at once; two rows of x are too much for that
+)
 
 
 class _Normed(Rows, frozen=True):
@@ -213,7 +215,7 @@ def _finish(
             if count > tile.outs:  # the squares of an RMS norm come last
                 k = lang.cast(p["k"], f32)
                 squares = added(at + tile.outs, team) + k * lang.parameter("eps", f32)
-                factor = lang.sqrt(k / squares)
+                factor = lang.sqrt(k) / lang.sqrt(squares)
                 own = [v * factor for v in own]
             return own
 
@@ -237,8 +239,9 @@ def normed_of(problem: Problem, dtypes: tuple[DType, DType], caps: Caps) -> Thin
     if thin.rolled or thin.m > PARTIAL or steps < LANES:
         return thin
     lanes, most = (power_above(steps), MOST_LANES) if thin.m == 1 else (LANES, 2 * LANES)
-    if dtypes[0].itemsize > dtypes[1].itemsize and steps <= min(most, caps.max_workgroup):
-        threads = max(lanes, thin.threads)
+    threads = max(lanes, thin.threads)
+    wider = dtypes[0].itemsize > dtypes[1].itemsize
+    if wider and steps <= most and threads <= caps.max_workgroup:
         return replace(thin, lanes=lanes, outs=2 * OUTS, unroll=1, threads=threads)
     return replace(thin, lanes=LANES, outs=OUTS, unroll=2 if steps % (2 * LANES) == 0 else 1)
 

@@ -106,7 +106,7 @@ class TeamSums:
 
     Neighbouring threads are of different teams. The order is fixed. Where a value has many parts,
     the threads of the group share them, each adds up several, and who reads a sum adds up the rest:
-    two barriers.
+    two barriers, or three where there is no room for what they leave.
 
     Args:
         slots: parts of a value that all teams write (`slots_of`).
@@ -127,7 +127,7 @@ class TeamSums:
         self._together = 1 if rolled else _parts_together(threads, slots // teams, count * slots)
         words = count * slots
         rest = words // self._together if self._together > 1 else 0
-        # Apart from what others still read, if there is room: else one more barrier.
+        # Apart from what others still read, if there is room.
         self._apart = words if words + rest <= room else 0
         self.words: int = words + (rest if self._apart else 0)
         self._scratch: Any = lang.shared(f32, self.words)

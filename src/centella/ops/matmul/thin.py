@@ -110,7 +110,7 @@ def _thin(
     """A group has some outputs of all rows.
 
     Args:
-        alone: whether there is one product, not a batch of them.
+        alone: whether the batch is one product.
     """
     reserve(together)
     p = {n: lang.parameter(n, u32) for n in (
