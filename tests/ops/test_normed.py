@@ -126,9 +126,9 @@ def test_rows_in_f32_by_a_weight_of_16_bits(device: ct.Device, rows: int, gate: 
         np.testing.assert_allclose(y.numpy(), wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.devices("simulator", "webgpu", "webgpu-hardware", "cuda")
+@pytest.mark.devices("simulator")
 def test_tiny_rows_and_no_eps(device: ct.Device) -> None:
-    """The mean of squares is a number below those of full precision."""
+    """The mean of squares is subnormal, which others may flush to 0."""
     x = np.where(np.arange(1024) % 2, 4e-20, -4e-20).astype(np.float32)[None]
     w, norm = np.sign(x).repeat(3, 0) / 1024, np.ones(1024, np.float32)
     given = [ct.asarray(a, "f32", device) for a in (x, w, norm)]
