@@ -97,13 +97,13 @@ class Sliced(Row):
         The reduction's barriers are before the list, that of `workgroup_uniform`, with which `draw`
         goes on, is behind it.
         """
-        self.step = self.read_step()
+        self.step: Any = self.read_step()
         with lang.if_(lang.local_id() == 0):
             self._size[0] = lang.const(0, u32)
         most = lang.var(-math.inf)
         for _, top in self._maxima():
             most.set(lang.maximum(most.get(), top))
-        self.top = lang.workgroup_reduce(most.get(), "max")
+        self.top: Any = lang.workgroup_reduce(most.get(), "max")
         end = distance(self._last() + 1)
         for number, top in self._maxima():
             with lang.if_(within(self.below(top), 0.0, end)):
@@ -158,12 +158,22 @@ kernel: Kernel = Kernel(_sample_slices, workgroup=THREADS, name="sample_slices")
 
 
 def _slices_of(form: Form[SampleAttrs], caps: Caps) -> Slices | None:
-    """How a row is cut; None where it is too long, or a device's groups too small."""
+    """How a row is cut; None where it is too long, or a device has not what `fits` says."""
     columns, lanes = form.inputs[2].shape[1], LANES
     while lanes < THREADS and -(-columns // (lanes * WIDTH)) > MOST_SLICES:
         lanes *= 2
     count = -(-columns // (lanes * WIDTH))
-    return Slices(lanes, count) if count <= MOST_SLICES and caps.max_workgroup >= THREADS else None
+    whole = count <= MOST_SLICES and fits(len(form.inputs), caps)
+    return Slices(lanes, count) if whole else None
+
+
+def fits(inputs: int, caps: Caps) -> bool:
+    """Whether a device's groups have enough threads, and its launches buffers for so many inputs.
+
+    The second launch also has maxima and tokens, and where a driver stops loops a count of that.
+    """
+    buffers = inputs + 2 + (caps.max_loop_rounds > 0)
+    return caps.max_workgroup >= THREADS and buffers <= caps.max_storage_buffers
 
 
 def _launches(form: Form[SampleAttrs], slices: Slices, caps: Caps) -> Lowered:

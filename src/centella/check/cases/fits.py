@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from centella.check.cases.case import Case
 from centella.dtypes import bf16, dtype_of, f16
+from centella.ops import sample_slices
 from centella.ops.matmul import skinny
 from centella.ops.matmul.mma import mma_tile_of
 from centella.ops.matmul.one_row import CONSUMERS
@@ -33,6 +34,8 @@ def variant_fits(case: Case, dtype: str, caps: Caps) -> bool:
         return caps.clusters and caps.max_shared >= ROOM
     if variant == "cluster_rows":
         return caps.clusters and caps.max_shared >= 3 * ROOM
+    if variant == "slices":
+        return sample_slices.fits(len(case.inputs), caps)
     if variant in ("streamed", "streamed_rows", "streamed_many"):
         room = caps.max_workgroup >= CONSUMERS + WARPGROUP
         if variant == "streamed_many":

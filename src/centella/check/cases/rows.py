@@ -107,7 +107,7 @@ def sample() -> Row:
     rest = (In((3, 300)), In((5, 7), "positive"), In((5,), (0, 1 << 30), "i32"))
     slots = In((3,), "apart", "i32")
     all_cases.append(Case((*states, *rest, slots)))
-    for variant in ("group", "cluster_rows"):
+    for variant in ("group", "cluster_rows", "slices"):
         all_cases.append(Case((*states, *rest, slots), {"variant": variant}))
         all_cases += [replace(c, attrs={"variant": variant}) for c in all_cases[4:9:2]]
     return Row(("f32",), tuple(all_cases), exact=True)

@@ -75,7 +75,8 @@ def finish(
 
 def slots_of(tile: Thin, shuffle: bool) -> int:
     """Parts of a value that the threads of a group write, once a subgroup has added up its own."""
-    return tile.threads // (max(SUBGROUP // tile.teams, 1) if shuffle else 1)
+    together = max(SUBGROUP // tile.teams, 1) if shuffle and not tile.rolled else 1
+    return tile.threads // together
 
 
 class Added(Struct, frozen=True, eq=False):
@@ -111,7 +112,7 @@ class TeamSums:
     Args:
         slots: parts of a value that all teams write (`slots_of`).
         count: values of a thread.
-        rolled: the threads are a CPU's, which add up all parts, in loops.
+        rolled: the threads are a CPU's, which add up all parts, in loops; each has a slot.
         room: words that are free.
 
     Attributes:
@@ -134,6 +135,8 @@ class TeamSums:
 
     def __call__(self, values: list[Expr]) -> Added:
         """The sums; other values may follow behind a barrier."""
+        if self._rolled:
+            return self._in_loops(values)
         t, slots, teams = lang.local_id(), self._slots, self._teams
         lanes = self._threads // slots
         step = lanes // 2
@@ -145,8 +148,6 @@ class TeamSums:
             for v, value in enumerate(values):
                 self._scratch[v * slots + slot] = value
         lang.barrier()
-        if self._rolled:
-            return self._in_loops()
         if self._together > 1:
             return self._shared_out()
         return Added(self._scratch, slots // teams, 0, slots, 1, teams)
@@ -172,18 +173,26 @@ class TeamSums:
         lang.barrier()
         return Added(self._scratch, left, self._apart, short, left, 1)
 
-    def _in_loops(self) -> Added:
-        """Have each thread add up all parts of some values."""
-        scratch, slots, teams = self._scratch, self._slots, self._teams
-        if slots > teams:
-            for item in lang.range(lang.local_id(), self._count * teams, self._threads):
-                at = item // teams * slots + item % teams
-                total = lang.var(scratch[at])
-                for part in lang.range(lang.const(1, u32), slots // teams):
-                    total += scratch[at + part * teams]
-                scratch[at] = total
+    def _in_loops(self, values: list[Expr]) -> Added:
+        """Write the values of a thread side by side; have each thread add up all parts of some."""
+        scratch, count, teams = self._scratch, self._count, self._teams
+        start = lang.local_id() * count
+        if count % f32.per_chunk == 0:
+            for v in range(0, count, f32.per_chunk):
+                scratch.store(start + v, values[v : v + f32.per_chunk])
+        else:
+            for v, value in enumerate(values):
+                scratch[start + v] = value
+        lang.barrier()
+        items = count * teams
+        if self._threads > teams:
+            for item in lang.range(lang.local_id(), items, self._threads):
+                total = lang.var(scratch[item])
+                for part in lang.range(lang.const(1, u32), self._threads // teams):
+                    total += scratch[item + part * items]
+                scratch[item] = total
             lang.barrier()
-        return Added(scratch, 1, 0, slots, 1, teams)
+        return Added(scratch, 1, 0, 1, count, 1)
 
 
 def _parts_together(threads: int, parts: int, words: int) -> int:
