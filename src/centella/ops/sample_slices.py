@@ -133,8 +133,9 @@ class Sliced(Row):
         """Column and logit, after its penalties, of what a thread has of slices that are left."""
         width = WIDTH if self.chunk else 1
         pieces, stride = self._slices.lanes * WIDTH // width, lang.workgroup_size()
-        total = self._size[0] * pieces
-        for start in lang.range(lang.local_id(), total, stride * TOGETHER):
+        total, most = self._size[0] * pieces, lang.const(self._slices.count * pieces, u32)
+        for start in lang.range(lang.local_id(), most, stride * TOGETHER):
+            lang.break_if(start >= total)  # the host knows how often a loop goes round at most
             firsts = []
             for item in (start + n * stride for n in range(TOGETHER)):
                 number = self._left[lang.minimum(item, total - 1) // pieces]
@@ -168,12 +169,8 @@ def _slices_of(form: Form[SampleAttrs], caps: Caps) -> Slices | None:
 
 
 def fits(inputs: int, caps: Caps) -> bool:
-    """Whether a device's groups have enough threads, and its launches buffers for so many inputs.
-
-    The second launch also has maxima and tokens, and where a driver stops loops a count of that.
-    """
-    buffers = inputs + 2 + (caps.max_loop_rounds > 0)
-    return caps.max_workgroup >= THREADS and buffers <= caps.max_storage_buffers
+    """Whether groups have enough threads, and launches buffers for inputs, maxima and tokens."""
+    return caps.max_workgroup >= THREADS and inputs + 2 <= caps.max_storage_buffers
 
 
 def _launches(form: Form[SampleAttrs], slices: Slices, caps: Caps) -> Lowered:
