@@ -112,6 +112,8 @@ class Row(Logits):
         self.top_p: Expr = next(drawn)
         self.gap: Expr = next(drawn)
         self.random: Any = temperature > 0.0
+        self.counted: Any = self.random & (self.top_k > 0.0)
+        self.weighed: Any = self.random & (self.top_p < 1.0)
         self.cold: Any = 1.0 / lang.select(self.random, temperature, 1.0)
         self.top: Any = None
         self.step: Any = None
@@ -308,8 +310,7 @@ def draw(row: Row, seeds: Argument, y: Argument) -> None:
     seed = lang.bitcast(seeds[row.slot], u32)
     row.find_top()
 
-    counted, weighed = row.random & (row.top_k > 0.0), row.random & (row.top_p < 1.0)
-    modes = lang.workgroup_uniform(lang.select(counted, 1, 0) | lang.select(weighed, 2, 0))
+    modes = lang.workgroup_uniform(lang.select(row.counted, 1, 0) | lang.select(row.weighed, 2, 0))
     most = lang.var(MOST, u32)
     with lang.if_((modes & 1) != 0):
         most.set(row.limit(most.get(), row.top_k, 1))

@@ -111,11 +111,12 @@ class Sliced(Row):
 
     def _last(self) -> Expr:
         """The largest distance of a slice that may have the token, in steps."""
-        counted, weighed = self.random & (self.top_k > 0.0), self.random & (self.top_p < 1.0)
         most = lang.var(lang.select(self.random, lang.const(MOST, u32), lang.const(0, u32)))
-        with lang.if_(lang.workgroup_uniform(lang.select(counted, 1, 0)) != 0):
+        with lang.if_(lang.workgroup_uniform(lang.select(self.counted, 1, 0)) != 0):
             most.set(self.limit(most.get(), self.top_k, 1, COARSE, self._distances))
-        apart = lang.select(weighed, lang.const(int(WEIGHTLESS * SCALE), u32), steps_of(self.gap))
+        apart = lang.select(
+            self.weighed, lang.const(int(WEIGHTLESS * SCALE), u32), steps_of(self.gap)
+        )
         return lang.minimum(most.get(), apart)
 
     def _maxima(self) -> Iterator[tuple[Expr, Expr]]:

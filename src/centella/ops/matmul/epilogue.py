@@ -112,7 +112,7 @@ class Word:
 
     Args:
         activation, extra, gated: as of `Epilogue`.
-        outputs: of the group, from `first` on; a multiple of those of a word.
+        outputs: of the group, from `first` on: whole words, at most one for each thread.
         columns: of the result `y`.
     """
 

@@ -180,8 +180,7 @@ def _normed(
         squares = lang.vars(f32, tile.m, init=0.0)
         inputs = _Normed(x, inputs.starts, vector_x, None, p["k"], vectors[0], squares)
     outputs = tile.teams * each
-    one = tile.m == 1 and outputs <= tile.threads * y.dtype.per_word
-    word = Word(activation, extra, outputs, first, p["n"], y, gated) if one else None
+    word = Word(activation, extra, outputs, first, p["n"], y, gated) if tile.m == 1 else None
     add_products(sums, tile, weights, inputs, lane, p["k"], depth)
     if isinstance(inputs, _Normed):
         sums = [*sums, inputs.squares]

@@ -126,8 +126,7 @@ def _thin(
     rows = [lang.minimum(lang.const(i, u32), p["m"] - 1) for i in range(tile.m)]
     starts = [batch * p["sx"] + row * p["rowx"] for row in rows]
     inputs = Rows(x, starts, vector_x, None if dense_x else p["stepx"], p["k"])
-    one = tile.m == 1 and tile.outputs <= tile.threads * y.dtype.per_word
-    word = Word(activation, extra, tile.outputs, first, p["n"], y) if one else None
+    word = Word(activation, extra, tile.outputs, first, p["n"], y) if tile.m == 1 else None
     sums = lang.vars(f32, tile.outs, tile.m, init=0.0)
     add_products(sums, tile, weights, inputs, lane, p["k"], depth)
     let_next_in(early)
