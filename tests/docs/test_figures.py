@@ -196,10 +196,6 @@ NAMED: dict[str, dict[str, Any]] = {  # by the first cell of a table's head
 BEAMS = ("five beams beside greedy, large-v3, times as long", "the same, large-v3-turbo")
 BEAM, SEVERAL = "beam 5, a window's text", "encode on several, f16"
 MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and beside whom
-    "first token of 0.6B, two hosts, ms": [
-        (run, "qwen3-0.6b, first token, again", (1,), "cuda")
-        for run in ("h200-first", "h200-first-earlier")
-    ],
     "MiniLM f16, sentences/s": [("h200-minilm", "MiniLM f16", (512, 128), "cuda")],
     "one sentence, text to vector, in turn and alone, ms": [
         ("h200-sentence", bench, (1,), "cuda")
