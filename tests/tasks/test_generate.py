@@ -171,7 +171,7 @@ def test_a_cache_in_i8(device: ct.Device) -> None:
     given: dict[str, Any] = {"max_new_tokens": most, "ignore_eos": True}
     wide, narrow = model.generate(prompt, **given), model.generate(prompt, cache="i8", **given)
     assert narrow.ids[:4] == wide.ids[:4]
-    kept = model._sessions.idle
+    kept = model._sessions.idle.waiting
     assert [s.past.cache.dtype for s in kept] == [ct.i8, ct.f32]
     dim = model.model.config.head_dim
     assert kept[0].past.cache.nbytes * 4 * dim == kept[1].past.cache.nbytes * (dim + 4)

@@ -104,7 +104,7 @@ def test_a_short_prompt_leaves_a_long_conversation_in_memory() -> None:
     with ct.ledger() as led:
         model.generate([*long, 5], **options)
     assert led.upload_bytes < 4 * len(long)
-    assert len(model._sessions.idle) == 2
+    assert len(model._sessions.idle.waiting) == 2
 
 
 def test_frequencies_follow_the_tokens() -> None:

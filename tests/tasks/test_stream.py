@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
 import pytest
 
 import centella as ct
+from centella.errors import ContractError
 from centella.tasks.generate.session import Session
 from centella.tasks.load import load
 from tests.support.threads import together
@@ -116,6 +118,48 @@ def test_a_loop_that_is_left_leaves_the_model_usable() -> None:
     first = next(stream)
     assert model.generate(TEXT, **OPTIONS) == whole
     assert first + "".join(stream) == whole.text  # it goes on where it was
+
+
+def test_a_stream_in_a_cycle_leaves_the_model_usable() -> None:
+    model = load(FOLDER / "qwen3", "cpu", "f32", task="generate")
+    for _ in range(3):
+        cycle: list[Any] = [model.stream(TEXT, **OPTIONS)]
+        next(cycle[0])
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        assert model.generate(TEXT, **OPTIONS) == host().generate(TEXT, **OPTIONS)
+
+
+def test_a_collection_while_a_session_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(FOLDER / "qwen3", "cpu", "f32", task="generate")
+    model.generate(TEXT, **OPTIONS)
+    cycle: list[Any] = [model.stream(TEXT, **OPTIONS)]
+    next(cycle[0])
+    model.generate(TEXT, **OPTIONS)  # with another session, which waits then
+    cycle.append(cycle)
+    del cycle
+    shared = Session.shared
+
+    def collecting(session: Session, rows: Any) -> int:
+        gc.collect()
+        return shared(session, rows)
+
+    monkeypatch.setattr(Session, "shared", collecting)
+    assert model.generate(TEXT, **OPTIONS) == host().generate(TEXT, **OPTIONS)
+
+
+def test_on_token_takes_no_piece_of_its_stream() -> None:
+    model, refused = host(), list[str]()
+
+    def take(_: int) -> None:
+        with pytest.raises(ContractError, match="on_token to take no piece") as caught:
+            next(stream)
+        refused.append(str(caught.value))
+
+    stream = model.stream(TEXT, on_token=take, **OPTIONS)
+    assert "".join(stream) == model.generate(TEXT, **OPTIONS).text
+    assert len(refused) == 12
 
 
 def test_reading_a_prompt_ends_between_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

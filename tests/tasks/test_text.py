@@ -68,6 +68,17 @@ def test_decode(tiny: Tokenizer) -> None:
     assert tiny.decode(ids, skip_special_tokens=False).startswith("[CLS] the storm")
 
 
+def test_a_decoder_that_panics(tmp_path: Path) -> None:
+    folder = DATA / "decoders" / "qwen3"
+    document = json.loads((folder / "tokenizer.json").read_text())
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 3}
+    document["decoder"] = {"type": "Sequence", "decoders": [document["decoder"], strip]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    with pytest.raises(WeightsError, match="expected a tokenizer that decodes all tokens, got"):
+        tokenizer.decode(tokenizer.encode([" "])[0])
+
+
 def test_threads_with_different_lengths_share_one(tiny: Tokenizer) -> None:
     expected = {n: tiny.encode(TEXTS, n) for n in (2, 5, 48)}
     with ThreadPoolExecutor(4) as pool:

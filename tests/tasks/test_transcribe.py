@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import shutil
 import threading
@@ -78,13 +79,13 @@ def test_windows_in_sequence_equal_transformers(device: ct.Device, name: str) ->
     model, stored = transcriber(device.name, name), expected(name)
     v = model.config.vocabulary
     decoding = Decoding(SpeechSession(model.model, v, 1, lambda mel: mel))
-    model._idle.append(decoding)
+    model._idle.give(model._idle.use(decoding))
     german = {"language": "de"} if v.languages else {}
     options = Options.of("", {**german, "temperature": 0.0, "max_new_tokens": 24,
                               "no_speech_threshold": None}, v)  # fmt: skip
     recording = Spectrogram(long_mel(model.model.config.num_mel_bins)[0])
     segments = list(Transcription(model, recording, options))
-    model._idle.remove(decoding)
+    model._idle.clear()
     text = stored["long"][stored["long"] < v.end]
     assert [t for s in segments for t in s.tokens] == text.tolist()
     bounds = [(s.start, s.end) for s in segments]
@@ -258,11 +259,11 @@ def test_texts_before_a_fault_of_the_file_are_told() -> None:
     speech: dict[str, Any] = {**BATCHES, "regions": [(0, 6), (7, 20)]}
     for how in (speech, {**speech, "batch": 1}, {**speech, "batch": 16}, {**speech, "beam": 2}):
         whole = model.transcribe(long_file(13), **how).segments
-        told, kept = list[Segment](), set(map(id, model._idle))
+        told, kept = list[Segment](), set(map(id, model._idle.waiting))
         with pytest.raises(AudioError, match="broken"):
             told.extend(model.stream(long_file(13, broken=True), **how))
         assert tuple(told) == whole != ()
-        assert set(map(id, model._idle)) == kept
+        assert set(map(id, model._idle.waiting)) == kept
 
 
 def test_speech_before_a_fault_is_told() -> None:
@@ -325,7 +326,7 @@ def test_what_a_transcription_asks_of_the_device(device: ct.Device) -> None:
     model, steps, batches, windows = transcriber(device.name), 5, 2, 6
     how: dict[str, Any] = {**BATCHES, "max_new_tokens": steps, "batch": 4}
     first = model.transcribe(long_file(20), **how)
-    (decoding,) = [kept for kept in model._idle if kept.session.batch == 4]
+    (decoding,) = [kept for kept in model._idle.waiting if kept.session.batch == 4]
     session = decoding.session
     captures = [session._listen.signatures, session._read.signatures]
     with ct.ledger() as led:
@@ -705,13 +706,18 @@ def test_a_loop_that_is_left_leaves_the_model_usable(options: dict[str, Any]) ->
         assert segment == whole.segments[0]
         break
     assert 0 < len(list(chunks)) < 40  # a microphone goes on
-    (session,) = model._idle
+    (session,) = model._idle.waiting
     for _ in range(2):
         with model.stream(samples, **QUIET, **options) as running:
             next(running)
-        assert list(running) == [] and model._idle == [session]
+        assert list(running) == [] and model._idle.waiting == [session]
+    cycle: list[Any] = [model.stream(samples, **QUIET, **options)]
+    next(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
     assert model.transcribe(samples, **QUIET, **options) == whole
-    assert model._idle == [session]
+    assert model._idle.waiting == [session]
 
 
 @pytest.fixture(scope="module")

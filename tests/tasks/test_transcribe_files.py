@@ -138,7 +138,7 @@ def test_a_long_m4a_is_read_in_batches(
     transcript, told = heard(model, path, timestamps="none")
     assert transcript.duration == pytest.approx(45, abs=0.1)
     assert {round(total, 1) for _, total in told} == {45.0}
-    assert model._idle[0].session.batch == 8
+    assert model._idle.waiting[0].session.batch == 8
     assert len(transcript.segments) == 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,7 @@ class Prompts:
         """Ids to text without special tokens; None without a tokenizer."""
         if isinstance(self._tokenizer, Path):
             return None
-        return partial(self._tokenizer.native.decode, skip_special_tokens=True)
+        return self._tokenizer.decode
 
     def rows(self, op: str, prompts: Any, begin: int | None) -> tuple[bool, list[Ids]]:
         """Whether there are several prompts, and the ids of each.

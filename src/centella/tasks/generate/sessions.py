@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from centella.dtypes import DType
 from centella.host.forks import lock_of
+from centella.host.idle import Idle
 from centella.nn.tree import Tree
 from centella.op.op import loaded
 from centella.tasks.generate import speculation
@@ -33,22 +34,17 @@ class Sessions:
         model: the decoder. Where its weights are others, nothing that was read holds.
 
     Attributes:
-        idle: those that wait, the last one first.
+        idle: those that wait, and those that are taken.
     """
 
     def __init__(self, model: LlamaModel) -> None:
-        self.idle: list[Session] = []
+        self.idle: Idle[Session] = Idle(IDLE)
         self._beams: BeamSession | None = None
         self._model = model
         self._context: int = model.config.max_position_embeddings
         self._tree = Tree(model)
         self._drafts: WeakKeyDictionary[Session, speculation.Draft] = WeakKeyDictionary()
         self._lock = lock_of(self)
-
-    def keep(self, session: Session) -> None:
-        """Give a session back."""
-        with self._lock:
-            self.idle = [session, *self.idle][:IDLE]
 
     def take(self, rows: Sequence[Ids], tokens: int, cache: DType | None = None) -> Session:
         """The idle session of that size that has read most of the rows, or a new one.
@@ -60,15 +56,16 @@ class Sessions:
         with self._lock:
             self._drop_others()
             fits = [
-                s for s in reversed(self.idle)
+                s for s in reversed(self.idle.waiting)
                 if s.batch == len(rows) and s.capacity >= capacity and s.cache is cache
             ]  # fmt: skip
             session = max(fits, key=lambda s: s.shared(rows), default=None)
-            full = len(self.idle) >= IDLE
+            full = len(self.idle.waiting) >= IDLE
             if session is not None and (full or session.lost(rows) <= LOST):
-                self.idle.remove(session)
-                return session
-        return Session(model, len(rows), capacity, cache)
+                return self.idle.use(session)
+        session = Session(model, len(rows), capacity, cache)
+        with self._lock:
+            return self.idle.use(session)
 
     def keep_beams(self, session: BeamSession) -> None:
         """Give a session of beams back; one is kept."""
@@ -100,7 +97,8 @@ class Sessions:
     def _drop_others(self) -> None:
         """What was read with other weights holds no more."""
         if self._tree.changed:
-            self.idle, self._beams, self._tree = [], None, Tree(self._model)
+            self.idle.clear()
+            self._beams, self._tree = None, Tree(self._model)
 
     def _capacity(self, tokens: int) -> int:
         """Tokens that a session for so many has room for."""
@@ -152,12 +150,12 @@ class Sessions:
         steps = min(asked.stops.tokens, self._context - longest)
         each = [row for row in rows for _ in range(n)]
         session = self.take(each, longest + steps, asked.cache)
-        session.choose_by(asked.sampling, each, asked.logprobs, numbers)
-        if not session.start_several(rows, n, ending):
-            steps = 0
-        alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
-        guesser = self.guesser(asked.draft, session) if alone else None
         try:
+            session.choose_by(asked.sampling, each, asked.logprobs, numbers)
+            if not session.start_several(rows, n, ending):
+                steps = 0
+            alone = len(each) == 1 and asked.logprobs is None and not asked.sampling.penalised
+            guesser = self.guesser(asked.draft, session) if alone else None
             while steps:
                 some = min(steps, session.reach + 1 - max(map(len, session.rows)))
                 told = session.run(some)
@@ -170,9 +168,12 @@ class Sessions:
                 if steps and not session.start(session.rows, ending=ending):
                     break
         except GeneratorExit:  # the caller has what it wants
-            self.keep(session)
+            self.idle.give(session)
             raise
-        self.keep(session)
+        except BaseException:
+            self.idle.drop(session)
+            raise
+        self.idle.give(session)
 
     def search(
         self, rows: list[Ids], asked: Asked, ending: threading.Event, empty: Text

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Generator
 from typing import Any, Self
 
+from centella.errors import ContractError
 from centella.host.event_loop import in_thread
 from centella.tasks.generate.logprobs import TokenLogprobs
 from centella.tasks.generate.pieces import Generation, Text
@@ -46,6 +47,8 @@ class Stream(Hinted):
 
     def __next__(self) -> str:
         with self._lock:
+            if self._running:
+                raise ContractError("stream: expected on_token to take no piece of its own stream")
             self._running = True
             try:
                 return next(self._pieces)

@@ -284,8 +284,12 @@ class Tokenizer:
         Args:
             ids: the ids.
             skip_special_tokens: leave out [CLS], [SEP], end-of-text and the like.
+
+        Raises:
+            WeightsError: the tokenizer's file has no way to decode them.
         """
-        return self.native.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with TypedErrors(f"{self.origin}: expected a tokenizer that decodes all tokens"):
+            return self.native.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def check_pad_id(self, vocab_size: int) -> None:
         """Refuse a padding token that a model of so many tokens has no vector for.

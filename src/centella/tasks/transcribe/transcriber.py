@@ -16,6 +16,7 @@ from centella.audio.stream import Given, open_audio
 from centella.audio.transcript import Segment, Word
 from centella.errors import DTypeError, WeightsError
 from centella.host.forks import lock_of
+from centella.host.idle import Idle
 from centella.nn.tree import Tree
 from centella.tasks.text.batches import expect_tokenizer
 from centella.tasks.text.tokenizer import Tokenizer, read_tokenizer
@@ -78,7 +79,7 @@ class Transcriber(Hinted):
         self.model = model
         self._config = config  # an error: what the model's folder lacks
         self._tokenizer = tokenizer  # a Path: the file that the model's folder lacks
-        self._idle: list[Decoding] = []
+        self._idle: Idle[Decoding] = Idle(IDLE)
         self._lock = lock_of(self)
         self._tree = Tree(model)
 
@@ -191,21 +192,26 @@ class Transcriber(Hinted):
         """An idle session for so many windows and beams, or a new one."""
         with self._lock:
             if self._tree.changed:
-                self._idle, self._tree = [], Tree(self.model)
-            for kept in self._idle:
+                self._idle.clear()
+                self._tree = Tree(self.model)
+            for kept in self._idle.waiting:
                 if (kept.session.batch, kept.session.beam) == (batch, beam):
-                    self._idle.remove(kept)
-                    return kept
+                    return self._idle.use(kept)
         mels, vocabulary = self.model.config.num_mel_bins, self.config.vocabulary
         session = SpeechSession(
             self.model, vocabulary, batch, lambda sound: log_mel(sound, mels), beam
         )
-        return Decoding(session, Beams(session) if beam > 1 else None)
+        decoding = Decoding(session, Beams(session) if beam > 1 else None)
+        with self._lock:
+            return self._idle.use(decoding)
 
     def give(self, decoding: Decoding) -> None:
         """Keep a session that is no longer used."""
-        with self._lock:
-            self._idle = [decoding, *self._idle][:IDLE]
+        self._idle.give(decoding)
+
+    def drop(self, decoding: Decoding) -> None:
+        """Forget a session that was used."""
+        self._idle.drop(decoding)
 
 
 def read_transcriber(folder: Path, vocab_size: int) -> Callable[[WhisperModel], Transcriber]:

@@ -144,6 +144,9 @@ class _Work:
             except _ClosedError:
                 self._transcriber.give(decoding)
                 return
+            except BaseException:
+                self._transcriber.drop(decoding)
+                raise
             self._transcriber.give(decoding)
             if self._recording.fault is not None:
                 raise self._recording.fault

@@ -1,0 +1,53 @@
+"""Objects that are kept between uses, and may be given back by a finalizer."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Idle(Generic[T]):
+    """At most so many objects that wait for their next use.
+
+    What is in use stays referred to from here. A generator that uses it may be collected in a
+    cycle: Python then clears weak references to all garbage before the generator is closed and
+    gives it back.
+
+    Args:
+        most: objects that wait; of more, those that have waited longest go.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: list[T] = []
+        self._used: dict[int, T] = {}
+        self._returned: deque[T] = deque()
+
+    @property
+    def waiting(self) -> list[T]:
+        """Those that wait, the last one first. Asked for by one thread at a time."""
+        while self._returned:
+            self._waiting = [self._returned.popleft(), *self._waiting][: self._most]
+        return self._waiting
+
+    def use(self, item: T) -> T:
+        """The same object, in use: one that waited, or a new one."""
+        self._waiting = [other for other in self.waiting if other is not item]
+        self._used[id(item)] = item
+        return item
+
+    def give(self, item: T) -> None:
+        """Let what was in use wait again; takes no lock, so that finalizers may call it."""
+        if self._used.pop(id(item), None) is not None:
+            self._returned.append(item)
+
+    def drop(self, item: T) -> None:
+        """Forget an object that was in use."""
+        self._used.pop(id(item), None)
+
+    def clear(self) -> None:
+        """Forget all; those in use are not taken back."""
+        self._used.clear()
+        self.waiting.clear()
