@@ -213,7 +213,8 @@ class LlamaModel(Module):
         """Logits f32 [batch, tokens, vocab]; [batch, 1, vocab] of the last token with `last`.
 
         Args:
-            ids: [batch, tokens] i32, which follow those of the past.
+            ids: [batch, tokens] i32, which follow those of the past. One that is not in the
+                vocabulary makes all logits of its sequence NaN.
             past: what `past()` gave; the tokens' keys and values are appended to it. None: these
                 are all the tokens.
 
