@@ -26,7 +26,7 @@ from centella.ledger.counts import ledger
 from centella.tasks.generate.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.generate.generator import Generator
 from centella.tasks.generate.logprobs import checked
-from centella.tasks.generate.prompts import check_variables
+from centella.tasks.generate.prompts import check_variables, continuations
 from centella.tasks.generate.sampling import Sampling
 from centella.tasks.generate.speculation import LOOKUP
 
@@ -200,6 +200,7 @@ def run(
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "seed": seed,
     })  # fmt: skip
+    continuations("generate", n)
     _check_beams(beam, n, sampling, draft)
     alternatives, variables = _alternatives(logprobs), _variables(template)
     if "" in (stop or ()):
