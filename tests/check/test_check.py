@@ -225,6 +225,23 @@ def test_a_model_on_the_cpu_needs_something_to_compare(monkeypatch: pytest.Monke
         check_model(DATA / "tiny-bert", "cpu")
 
 
+def test_the_reference_is_imported_before_a_device_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def opened(device: object) -> ct.Device:
+        done.append("device")
+        raise ct.DeviceError("no device")
+
+    with monkeypatch.context() as patch, pytest.raises(ct.DeviceError, match="no device"):
+        patch.setattr(MODEL, "open_device", opened)
+        patch.setattr(MODEL.importlib.util, "find_spec", lambda name: name)
+        patch.setattr(MODEL.importlib, "import_module", done.append)
+        check_model(DATA / "tiny-bert")
+    assert done == ["torch", "transformers", "triton", "device"]
+
+
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-bert-cls"])
 def test_a_model_beside_transformers(name: str) -> None:
     pytest.importorskip("torch")

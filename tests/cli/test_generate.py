@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ import pytest
 from msgspec.structs import replace
 
 from centella.cli import chat
-from centella.cli.answers import Answers
-from centella.cli.limit import step_bytes, token_bytes
+from centella.cli.answers import Answers, first_tokens
+from centella.cli.limit import Memory, step_bytes, token_bytes
+from centella.cli.options import QUANTIZED
 from centella.cli.output import piece
 from centella.errors import DeviceLostError
 from centella.tasks.generate.generator import Generation, Generator
+from centella.tasks.generate.session import Session
 from centella.tasks.load import load
+from centella.tensors.quantizers import QUANTIZERS
 
 pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
@@ -38,7 +43,7 @@ COUNTS = re.compile(
     rf"\d+ prompt tokens, \d+ tokens, first after [\d.]+ s, then [\d.,]+ tokens/s {SHARE}\n"
 )
 MEMORY = (
-    r"memory: [\d.,]+ MB read a token, [\d.,]+ GB/s: [\d.]+% of the [\d,]+ GB/s that this device "
+    r"memory: [\d.,]+ MB read a token, [\d.,]+ GB/s: [\d.]+% of the [\d.,]+ GB/s that this device "
     r"copies\n"
 )
 
@@ -159,11 +164,37 @@ def test_beams() -> None:
     assert call(*ON, *given).stdout == f"{wanted[0].text}\n"
 
 
-def test_no_rate_for_fewer_than_three_tokens() -> None:
-    few = call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos")
+def test_no_rate_for_fewer_than_three_tokens_after_the_first() -> None:
+    few = call(*ON, "Hello", "--max-tokens", 3, "--ignore-eos")
     assert "tokens/s" not in few.stderr
-    printed = json.loads(call(*ON, "Hello", "--max-tokens", 2, "--ignore-eos", "--json").stdout)
+    printed = json.loads(call(*ON, "Hello", "--max-tokens", 3, "--ignore-eos", "--json").stdout)
     assert printed["tokens_per_second"] is None and printed["memory"] is None
+    some = call(*ON, "Hello", "--max-tokens", 4, "--ignore-eos")
+    assert "tokens/s" in some.stderr
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(8, False), (10, False), (11, True)])
+def test_a_rate_counts_from_the_end_of_the_first_pass(tokens: int, told: bool) -> None:
+    """The model guesses what it says itself: eight tokens come together."""
+    given = ["--ids", "5", "--max-tokens", tokens, "--ignore-eos", "--draft", MODEL, "--json"]
+    printed = json.loads(call(*ON, *given).stdout)
+    assert printed["guessed"] >= printed["accepted"] >= 7
+    assert (printed["tokens_per_second"] is not None) == told
+    assert (printed["memory"] is not None) == told
+
+
+@pytest.mark.parametrize(
+    ("accepted", "tokens"), [([], 0), ([0, 0], 1), ([1, 2, 2, 3], 3), ([0, 1, 1], 1), ([1, 2], 2)]
+)
+def test_tokens_that_come_first(accepted: list[int], tokens: int) -> None:
+    assert first_tokens([(7, right) for right in accepted]) == tokens
+
+
+def test_digits_of_small_rates() -> None:
+    line = Memory(bytes_per_token=2e4, bytes_per_second=5.5e6, share=0.139).line()
+    copied = "13.9% of the 0.0396 GB/s that this device copies"
+    assert line == f"memory: 0.02 MB read a token, 0.0055 GB/s: {copied}"
+    assert "of the 4,800 GB/s" in Memory(2e9, 2.4e12, 0.5).line()
 
 
 def test_without_a_tokenizer_ids_are_printed(tmp_path: Path) -> None:
@@ -232,11 +263,27 @@ def test_variables_of_the_template(tmp_path: Path) -> None:
         assert json.loads(result.stdout)["prompt_tokens"] == len(model().encode("hiab"))
 
 
-def test_a_seed_without_a_temperature_is_told() -> None:
-    text = "--seed changes nothing"
-    assert text in call(*ON, "Hello", "--max-tokens", 1, "--seed", 3).stderr
-    sampled = call(*ON, "Hello", "--max-tokens", 1, "--seed", 3, "--temperature", 1)
-    assert text not in sampled.stderr
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--seed", 3], "--seed changes nothing"),
+        (["--top-p", 0.9, "--seed", 3], "--seed and --top-p change nothing"),
+        (["--top-k", 9, "--top-p", 0.9, "--min-p", 0.1],
+         "--top-k, --top-p and --min-p change nothing"),
+        (["--n", 2], "--n gives equal texts"),
+        (["--n", 2, "--seed", 3, "--presence-penalty", 1],
+         "--seed changes nothing and --n gives equal texts"),
+    ],
+)  # fmt: skip
+def test_options_that_need_a_temperature_are_told(given: list[Any], told: str) -> None:
+    line = f"generate: {told} while the likeliest token is taken: add --temperature T\n"
+    assert line in call(*ON, "Hello", "--max-tokens", 1, *given).stderr
+    sampled = call(*ON, "Hello", "--max-tokens", 1, *given, "--temperature", 1)
+    assert "likeliest" not in sampled.stderr
+
+
+def test_beams_need_no_temperature() -> None:
+    assert "likeliest" not in call(*ON, "Hello", "--max-tokens", 1, "--beam", 2, "--n", 2).stderr
 
 
 @pytest.mark.parametrize("draft", ["lookup", MODEL])
@@ -405,6 +452,10 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
         ([*ON, "--chat", "--n", "2"], "--n: expected 1 in a chat"),
         ([*ON, "--chat", "--beam", "2"], "--beam: expected 1 in a chat"),
         ([*ON, "x", "--beam", "2", "--stream", "--json"], "--beam: expected 1 with --stream, got"),
+        ([*ON, "x", "--n", "2", "--stream", "--json"], "--n: expected 1 with --stream, got 2"),
+        ([*ON, "x", "--beam", "2", "--seed", "3"], "generate: expected no --seed with --beam"),
+        ([*ON, "x", "--beam", "2", "--draft", "lookup"], "expected no --draft with --beam"),
+        ([*ON, "x", "--draft", "/absent"], "generate: --draft: /absent: "),
         ([*ON, "x", "--beam", "2", "--top-k", "9"], "generate: --top-k: expected 0 with beams"),
         ([*ON, "x", "--beam", "2", "--n", "3"], "generate: --n: expected up to 2 texts"),
         ([*ON, "x", "--beam", "17"], "generate: --beam: expected 1 to 16, got 17"),
@@ -423,11 +474,56 @@ def test_text_is_escaped_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -
         ([*ON, "--file", "/absent/prompt"], "no such file"),
         ([*ON, "x", "--quantize", "q8_0"], "expected rows of a multiple of 32 to quantize"),
         ([*ON, "x", "--draft", MODEL.parents[1] / "tiny-bert"], "which is to embed with"),
-        ([*ON, "x", "--quantize", "q9"], "expected quantize of q8_0, q4_0"),
     ],
 )
 def test_errors_in_a_line(arguments: list[Any], message: str) -> None:
     assert message in failed(*arguments)
+
+
+def test_formats_of_quantize_are_listed() -> None:
+    for command in (ON, ("check", "--model", MODEL)):
+        result = call(*command, "--quantize", "q4_k")
+        assert result.exit_code == 2
+        assert "'--quantize': 'q4_k' is not one of 'q8_0', 'q4_0'" in result.stderr
+    assert set(QUANTIZED) == set(QUANTIZERS)
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes when a fifth token is computed."""
+    run = Session.run
+
+    def four(session: Session, steps: int) -> Iterator[Any]:
+        yield from itertools.islice(run(session, steps), 4)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "run", four)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_an_interrupt_of_one_text_reports_what_has_come(tmp_path: Path) -> None:
+    wanted, file = model().generate("Hello", max_new_tokens=4, ignore_eos=True), tmp_path / "t.json"
+    given = [*ON, "Hello", "--ignore-eos", "--ledger", "--trace", file]
+    result = call(*given)
+    assert result.exit_code == 130
+    assert result.stdout.endswith("\n") and wanted.text.startswith(result.stdout[:-1])
+    assert "prompt tokens, 4 tokens, first after" in result.stderr
+    assert "\nledger: " in result.stderr
+    assert json.loads(file.read_text())["traceEvents"]
+    as_json = call(*given, "--json")
+    printed = json.loads(as_json.stdout)
+    assert (as_json.exit_code, printed["finish"]) == (130, "interrupted")
+    assert (printed["ids"], printed["text"]) == (wanted.ids, wanted.text)
+    assert printed["ledger"]["submissions"] > 0
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_an_interrupt_of_several_texts_leaves_none() -> None:
+    given = [*ON, "Hello", "--ignore-eos", "--n", 2, "--temperature", 1]
+    result = call(*given)
+    assert (result.exit_code, result.stdout) == (130, "\n")
+    printed = json.loads(call(*given, "--json").stdout)
+    assert [(one["finish"], one["ids"]) for one in printed["answers"]] == [("interrupted", [])] * 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to one process")

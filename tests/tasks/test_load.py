@@ -232,6 +232,20 @@ def test_a_folder_without_a_tokenizer_takes_ids(folder: Path) -> None:
     np.testing.assert_array_equal(embedder.encode("the storm"), vector(DATA / "tiny-bert"))
 
 
+def test_a_decoder_without_a_tokenizer_says_what_it_is_missing_for(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "decoders" / "qwen3", tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    model = load(tmp_path / "model", device="cpu", task="generate")
+    assert len(model.generate([5, 4], max_new_tokens=2, ignore_eos=True).ids) == 2
+    for call, text in (
+        (lambda: model.generate("a"), "give ids in place of text"),
+        (lambda: model.stream([5, 4]), "stream gives pieces of text, generate gives ids"),
+        (lambda: model.generate([5, 4], stop="a"), "generate finds stop strings in text"),
+    ):
+        with pytest.raises(WeightsError, match=f"expected a tokenizer, got no such file; {text}$"):
+            call()
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_family_has_a_config_and_a_model(model_type: str) -> None:
     config, model = FAMILIES[model_type].classes()

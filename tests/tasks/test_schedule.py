@@ -451,6 +451,8 @@ def test_waiting_has_a_limit(host: ct.Generator) -> None:
         ({"tokens": 0}, ShapeError, "Scheduler: expected tokens of 1 or more, got 0"),
         ({"tokens": 9, "memory": 9}, ShapeError, "expected tokens= or memory=, got both"),
         ({"memory": 100}, ShapeError, r"expected memory for two blocks of 64 tokens .* got 100"),
+        ({"memory": -1}, ShapeError, r"expected memory for two blocks of 64 tokens .* got -1"),
+        ({"memory": "lots"}, DTypeError, "Scheduler: memory: expected bytes, .* got 'lots'"),
         ({"background": 1}, DTypeError, "expected True or False for background, got int"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import centella as ct
 from centella.tasks.generate import speculation
@@ -161,6 +162,32 @@ def test_generate_stream_and_chat_take_a_draft() -> None:
             model.generate([PROMPT], max_new_tokens=9, draft=d, **options) for d in (None, model)
         ]
         assert both[0] == both[1], options
+
+
+def test_accepted_tokens_are_those_of_the_result() -> None:
+    """One pass guesses seven tokens right; not all of them are wanted."""
+    model = ct.load(DECODERS / "qwen3", device="cpu", task="generate")
+    prompt = PROMPT[:1]
+    for tokens in (1, 2, 7, 8, 9):
+        done = model.generate(prompt, max_new_tokens=tokens, ignore_eos=True, draft=model)
+        assert (done.guessed % GUESSES, done.accepted) == (0, min(tokens, 7) + (tokens == 9))
+    ended = model.config.stop_ids | {done.ids[3]}
+    model.config = replace(model.config, stop_ids=ended)
+    before = done.ids.index(done.ids[3])
+    stopped = model.generate(prompt, draft=model)
+    assert (stopped.ids, stopped.accepted) == (done.ids[:before], before)
+    stream = model.stream(prompt, draft=model)
+    list(stream)
+    assert (stream.guessed, stream.accepted) == (stopped.guessed, stopped.accepted)
+
+
+def test_accepted_tokens_of_a_request() -> None:
+    model = ct.load(DECODERS / "qwen3", device="cpu", task="generate")
+    text = "one two " * 12
+    with ct.Scheduler(model, background=False) as scheduler:
+        done = scheduler.submit(text, draft="lookup", max_new_tokens=12, ignore_eos=True).result()
+        few = scheduler.submit(text, draft="lookup", max_new_tokens=2, ignore_eos=True).result()
+    assert 0 < done.accepted <= len(done.ids) and few.accepted <= 2
 
 
 def test_up_to_the_end_of_the_context() -> None:

@@ -302,6 +302,22 @@ def test_weights_quantised_at_load(format: str, tmp_path: Path) -> None:
     assert difference < near * np.abs(plain(ids).numpy()).max()
 
 
+@pytest.mark.parametrize(
+    ("kinds", "told"), [({"": "Q8_0"}, True), ({"v_proj": "Q8_0", "": "F16"}, False)]
+)
+def test_weights_that_are_quantised_already_are_told(
+    kinds: dict[str, str], told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "model.gguf"
+    write(FOLDER / "llama", file, kinds, numbers=numbers_of("llama"))
+    load(file, "cpu", "f32", quantize="q4_0")
+    text = f"{file}: quantize: q4_0 changes nothing: the weights of the file are quantised already"
+    assert (text in caplog.messages) == told
+    caplog.clear()
+    load(file, "cpu", "f32")
+    assert not caplog.messages
+
+
 def test_what_cannot_be_quantised_at_load(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"embed_tokens\.weight: expected rows of a multiple"):
         load(FOLDER / "qwen3", "cpu", quantize="q8_0")

@@ -44,6 +44,7 @@ T = TypeVar("T")
 Outputs = dict[str, Array]  # by path, in the order in which the modules were done
 
 REFERENCE = ("torch", "transformers")
+COMPILER = "triton"  # which CUDA builds of torch bring
 # As the attention and the network of decoders: before what the module of that path adds here.
 PARTS = ("DistilBertSelfAttention", "AlbertEmbeddings", "ElectraEmbeddings")
 TEXT = "The keeper of the lighthouse counted 42 ships before the storm came up from the south."
@@ -85,6 +86,7 @@ def check_model(
     """
     begin = time.perf_counter()
     root = find_model(folder)
+    _import_reference(root)
     where = open_device(device)
     task = load(root, where, dtype)
     if audio is not None and not isinstance(task, Transcriber):
@@ -100,6 +102,20 @@ def check_model(
     )
 
 
+def _import_reference(root: Path) -> bool:
+    """Import what a checkpoint is compared with; whether it is installed, and reads the checkpoint.
+
+    It comes before a device is opened: Mesa's software Vulkan driver brings its LLVM into the
+    process, and an LLVM that triton loads after it crashes.
+    """
+    if is_gguf(root) or not all(map(importlib.util.find_spec, REFERENCE)):
+        return False
+    compiler = [COMPILER] if importlib.util.find_spec(COMPILER) else []
+    for name in (*REFERENCE, *compiler):
+        importlib.import_module(name)
+    return True
+
+
 def _beside(
     root: Path, where: Device, theirs: Callable[[Path], T], ours: Callable[[Any], T]
 ) -> tuple[str, T]:
@@ -108,7 +124,7 @@ def _beside(
     Args:
         theirs: of the folder, by transformers; ours: of the model on the CPU.
     """
-    if not is_gguf(root) and all(map(importlib.util.find_spec, REFERENCE)):
+    if _import_reference(root):
         version = importlib.import_module("transformers").__version__
         return f"transformers {version}, float32", theirs(root)
     if not where.caps.on_host:

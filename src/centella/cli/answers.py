@@ -14,7 +14,8 @@ from centella.errors import WeightsError
 from centella.ledger.counts import Ledger
 from centella.tasks.generate.generator import Generation, Generator
 
-LEAST = 3  # tokens that a rate is told for
+LEAST = 3  # tokens after the first step that a rate is told for
+CTRL_C = "interrupted"  # `finish` of what it ended
 INSTANT = 1e-7  # seconds: a clock may not have moved between two readings
 
 
@@ -51,7 +52,8 @@ class Answers(Struct):
         all: the continuations.
         seconds: of all of it.
         first_s: seconds to the first token; None where the tokens came together.
-        rate: tokens a second after the first; None of fewer than `LEAST`.
+        rate: tokens a second after those of the first step, or pass over guesses; None of fewer
+            than `LEAST`.
         memory: what that rate reads of the device's memory; None without a rate.
     """
 
@@ -61,6 +63,11 @@ class Answers(Struct):
     first_s: float | None = None
     rate: float | None = None
     memory: limit.Memory | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended them."""
+        return any(one.finish == CTRL_C for one in self.all)
 
     @property
     def tokens(self) -> int:
@@ -89,24 +96,28 @@ def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def answered(
-    generator: Generator, row: list[int], how: How, *, n: int = 1, interruptible: bool = False
-) -> Answers:
-    """Continue a prompt; one text is written as it comes, but not for JSON."""
+def answered(generator: Generator, row: list[int], how: How, *, n: int = 1) -> Answers:
+    """Continue a prompt; one text is written as it comes, but not for JSON.
+
+    Ctrl-C ends the answers: of one text there is what has come, of several nothing.
+    """
     try:
         generator.tokenizer  # noqa: B018  # which a folder may lack
     except WeightsError:
         return _together(generator, row, how, n)
     if n > 1 or how.beam > 1:
         return _together(generator, row, how, n)
-    return _streamed(generator, row, how, interruptible)
+    return _streamed(generator, row, how)
 
 
 def _together(generator: Generator, row: list[int], how: How, n: int) -> Answers:
     begin = time.perf_counter()
-    generations = generator.generate([row], n=n, **how.options)
+    try:
+        generations = generator.generate([row], n=n, **how.options)
+    except KeyboardInterrupt:
+        generations = [Generation([], None, CTRL_C, len(row))] * n
     done = Answers(generations, len(row), time.perf_counter() - begin)
-    if not how.as_json:
+    if not (how.as_json or done.interrupted):
         for i, one in enumerate(generations, 1):
             if n > 1:
                 out(f"--- {i} of {n}")
@@ -116,12 +127,16 @@ def _together(generator: Generator, row: list[int], how: How, n: int) -> Answers
     return done
 
 
-def _streamed(generator: Generator, row: list[int], how: How, interruptible: bool) -> Answers:
+def _streamed(generator: Generator, row: list[int], how: How) -> Answers:
     times: list[float] = []
+    counts: list[tuple[int, int]] = []  # of guesses, and of those accepted, at each token
+
+    def note(_: int) -> None:
+        times.append(time.perf_counter())
+        counts.append((pieces.guessed, pieces.accepted))
+
     begin = time.perf_counter()
-    pieces = generator.stream(
-        row, on_token=lambda _: times.append(time.perf_counter()), **how.options
-    )
+    pieces = generator.stream(row, on_token=note, **how.options)
     interrupted = False
     try:
         for some in pieces:
@@ -130,23 +145,34 @@ def _streamed(generator: Generator, row: list[int], how: How, interruptible: boo
             elif not how.as_json:
                 piece(some)
     except KeyboardInterrupt:
-        if not interruptible:
-            raise
         interrupted = True
     seconds = time.perf_counter() - begin
     pieces.close()
     one = pieces.result
     assert one is not None  # it was closed
-    one = replace(one, finish="interrupted") if interrupted else one
+    one = replace(one, finish=CTRL_C) if interrupted else one
     done = Answers([one], len(row), seconds)
     if times:
         done.first_s = times[0] - begin
-    if len(times) >= LEAST:
-        done.rate = (len(times) - 1) / max(times[-1] - times[0], INSTANT)
+    times, first = times[: len(one.ids)], first_tokens(counts)
+    if len(times) >= first + LEAST:
+        done.rate = (len(times) - first) / max(times[-1] - times[0], INSTANT)
+        rest = replace(
+            one, ids=one.ids[first:], guessed=one.guessed - counts[0][0],
+            accepted=one.accepted - counts[first - 1][1],
+        )  # fmt: skip
         past = len(row) + len(one.ids) / 2
-        nbytes = limit.token_bytes(generator, past, how.cache, how.draft, one)
+        nbytes = limit.token_bytes(generator, past, how.cache, how.draft, rest)
         done.memory = limit.memory(generator, nbytes, done.rate)
     return done
+
+
+def first_tokens(counts: list[tuple[int, int]]) -> int:
+    """Tokens of the first step, or of a pass: its accepted guesses, and the token behind them."""
+    right = 0
+    while right < len(counts) and counts[right][1] > right:
+        right += 1
+    return min(right + 1, len(counts))
 
 
 def report(generator: Generator, done: Answers, how: How, led: Ledger | None) -> None:

@@ -69,7 +69,7 @@ class Talk:
         self._messages.append({"role": "user", "content": said})
         row = self._generator.encode_chat(self._messages, **self._template)
         with ledger() as led:
-            done = answered(self._generator, row, self._how, interruptible=True)
+            done = answered(self._generator, row, self._how)
         report(self._generator, done, self._how, led if self._how.show_ledger else None)
         answer = done.all[0]
         self._messages.append({"role": "assistant", "content": answer.text or ""})

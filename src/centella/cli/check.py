@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from centella.cli.options import Device
+from centella.cli.options import Device, quantized_format
 from centella.cli.output import out, out_json, progress
 from centella.errors import CentellaError, MissingExtraError
 from centella.host.files import expect_writable, replaced
@@ -27,7 +27,9 @@ Checked = Annotated[
 ]
 Quantize = Annotated[
     str | None,
-    typer.Option(metavar="Q", help="Also compare quantised weights: q8_0 or q4_0."),
+    typer.Option(
+        parser=quantized_format, metavar="Q", help="Also compare quantised weights: q8_0 or q4_0."
+    ),
 ]
 Audio = Annotated[
     str | None, typer.Option(metavar="F", help="Audio file for a speech model (first window).")

@@ -18,6 +18,7 @@ from centella.cli.escape import in_line
 from centella.cli.loading import load_shown
 from centella.cli.options import Device, Dtype, Folder, Json, Quantize, ShowLedger, Trace
 from centella.cli.output import err
+from centella.cli.process import INTERRUPTED
 from centella.cli.reading import NotTextError, decode, read_text
 from centella.errors import CentellaError
 from centella.host.files import expect_writable
@@ -25,9 +26,11 @@ from centella.ledger.counts import ledger
 from centella.tasks.generate.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.generate.generator import Generator
 from centella.tasks.generate.logprobs import checked
-from centella.tasks.generate.prompts import check_variables
+from centella.tasks.generate.prompts import check_variables, continuations
 from centella.tasks.generate.sampling import Sampling
 from centella.tasks.generate.speculation import LOOKUP
+
+DRAWING = ("seed", "top_k", "top_p", "min_p")  # settings that only a temperature gives a meaning
 
 
 class CacheType(StrEnum):
@@ -53,16 +56,24 @@ MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of
 Stop = Annotated[list[str] | None, typer.Option(metavar="S", help="End before this text.")]
 Temperature = Annotated[
     float | None,
-    typer.Option(metavar="T", help="How freely tokens are drawn; 0: the most likely one."),
+    typer.Option(metavar="T", help="How freely tokens are drawn; 0: the most likely one is taken."),
 ]
-TopK = Annotated[int | None, typer.Option(metavar="K", help="Draw from the K most likely tokens.")]
+TopK = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="With --temperature: draw from the K most likely tokens."),
+]
 TopP = Annotated[
     float | None,
-    typer.Option(metavar="P", help="Draw from the likeliest tokens that make up probability P."),
+    typer.Option(
+        metavar="P", help="With --temperature: from the likeliest that make up probability P."
+    ),
 ]
 MinP = Annotated[
     float | None,
-    typer.Option(metavar="P", help="Draw from tokens at least P times as likely as the top one."),
+    typer.Option(
+        metavar="P",
+        help="With --temperature: from tokens at least P times as likely as the top one.",
+    ),
 ]
 Penalty = Annotated[
     float | None,
@@ -73,7 +84,8 @@ Penalty = Annotated[
     ),
 ]
 Seed = Annotated[
-    int | None, typer.Option(metavar="N", help="Seed of sampling: equal seeds give equal texts.")
+    int | None,
+    typer.Option(metavar="N", help="With --temperature: equal seeds give equal texts."),
 ]
 Logprobs = Annotated[
     int | None,
@@ -113,7 +125,10 @@ Presence = Annotated[
         help="Taken once from the logits of tokens in the answer.",
     ),
 ]
-Several = Annotated[int, typer.Option("--n", min=1, metavar="N", help="Number of answers.")]
+Several = Annotated[
+    int,
+    typer.Option("--n", min=1, metavar="N", help="Answers; equal without --temperature or --beam."),
+]
 Beam = Annotated[int, typer.Option(min=1, metavar="N", help="Beam search: N texts side by side.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")]
 
@@ -176,18 +191,16 @@ def run(
     if trace is not None:
         expect_writable(trace)  # before the work is done
     talk = chat and text is None
+    alone = "in a chat without PROMPT" if talk else "with --stream" if stream else ""
     for name, value in (("n", n), ("beam", beam)):
-        if talk and value > 1:
-            raise CentellaError(
-                f"generate: --{name}: expected 1 in a chat without PROMPT, got {value}"
-            )
-    if stream and beam > 1:
-        raise CentellaError(f"generate: --beam: expected 1 with --stream, got {beam}")
+        if alone and value > 1:
+            raise CentellaError(f"generate: --{name}: expected 1 {alone}, got {value}")
     sampling = _checked({
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "seed": seed,
     })  # fmt: skip
+    continuations("generate", n)
     _check_beams(beam, n, sampling, draft)
     alternatives, variables = _alternatives(logprobs), _variables(template)
     if "" in (stop or ()):
@@ -195,9 +208,9 @@ def run(
     if text is None and ids is None and not chat:
         text = _piped()
     generator = _loaded(model, device, dtype, quantize)
-    guesser = draft if draft in (None, LOOKUP) else _loaded(draft, device, dtype, quantize)
-    if seed is not None and generator.config.sampling.with_("generate", sampling).greedy:
-        err("generate: --seed changes nothing where the likeliest token is taken: --temperature")
+    guesser = draft if draft in (None, LOOKUP) else _draft(draft, device, dtype, quantize)
+    if beam == 1 and not generator.config.sampling.with_("generate", sampling).temperature:
+        _tell_unused([name for name in DRAWING if name in sampling], n)
     how = How(max_tokens, tuple(stop or ()), ignore_eos, sampling, as_json, show_ledger,
               alternatives, stream, stream or talk, guesser,
               cache and cache.value, beam)  # fmt: skip
@@ -205,10 +218,23 @@ def run(
     with ledger(timing=True) if trace is not None else nullcontext() as timed:
         if talk:
             Talk(generator, first, how, variables).run()
+            interrupted = False
         else:
-            _once(generator, how, n, text, ids, first if chat else None, variables)
+            interrupted = _once(generator, how, n, text, ids, first if chat else None, variables)
     if timed is not None and trace is not None:
         timed.trace(trace)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tell_unused(names: list[str], n: int) -> None:
+    """Say which options change nothing without a temperature, and that several texts are equal."""
+    options = [f"--{name.replace('_', '-')}" for name in names]
+    listed = " and ".join(filter(None, [", ".join(options[:-1]), *options[-1:]]))
+    unused = f"{listed} {'changes' if len(options) == 1 else 'change'} nothing" if options else ""
+    equal = "--n gives equal texts" if n > 1 else ""
+    if told := " and ".join(filter(None, [unused, equal])):
+        err(f"generate: {told} while the likeliest token is taken: add --temperature T")
 
 
 def _check_together(
@@ -235,7 +261,10 @@ def _check_beams(beam: int, n: int, sampling: Mapping[str, Any], draft: str | No
             refuse_beside_beams("generate", beams, sampling, draft, 0)
     except CentellaError as error:
         name, why = str(error).removeprefix("generate: ").split(": ", 1)
-        raise CentellaError(f"generate: --{name.replace('_', '-')}: {why}") from error
+        option = f"--{name.replace('_', '-')}"
+        if why.startswith("expected None"):
+            raise CentellaError(f"generate: expected no {option} with --beam") from error
+        raise CentellaError(f"generate: {option}: {why}") from error
 
 
 def _loaded(model: str, device: str | None, dtype: str, quantize: str | None) -> Generator:
@@ -244,11 +273,23 @@ def _loaded(model: str, device: str | None, dtype: str, quantize: str | None) ->
     return generator
 
 
+def _draft(model: str, device: str | None, dtype: str, quantize: str | None) -> Generator:
+    """The model that guesses; errors name its option."""
+    try:
+        return _loaded(model, device, dtype, quantize)
+    except CentellaError as error:
+        raise CentellaError(f"generate: --draft: {error}") from error
+
+
 def _once(
     generator: Generator, how: How, n: int, text: str | None, ids: str | None,
     first: list[dict[str, str]] | None, variables: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Continue one prompt; one with messages before it in the chat format."""
+) -> bool:  # fmt: skip
+    """Continue one prompt; one with messages before it in the chat format.
+
+    Returns:
+        Whether Ctrl-C ended it.
+    """
     with ledger() as led:
         if first is not None:
             messages = [*first, {"role": "user", "content": text or ""}]
@@ -259,6 +300,7 @@ def _once(
     report(generator, done, how, led if how.show_ledger else None)
     if not how.as_json and any(one.finish == "context" for one in done.all):
         err(f"generate: the context of {generator.context:,} tokens is full: the text ends here")
+    return done.interrupted
 
 
 def _variables(template: str | None) -> dict[str, Any]:

@@ -26,10 +26,15 @@ class Memory(Struct, frozen=True):
         """One line of numbers."""
         most = self.bytes_per_second / self.share
         return (
-            f"memory: {self.bytes_per_token / 1e6:,.1f} MB read a token, "
-            f"{self.bytes_per_second / 1e9:,.2f} GB/s: {self.share:.1%} of the "
-            f"{most / 1e9:,.0f} GB/s that this device copies"
+            f"memory: {_digits(self.bytes_per_token / 1e6)} MB read a token, "
+            f"{_digits(self.bytes_per_second / 1e9)} GB/s: {self.share:.1%} of the "
+            f"{_digits(most / 1e9)} GB/s that this device copies"
         )
+
+
+def _digits(number: float) -> str:
+    """A number with three digits or more."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def step_bytes(

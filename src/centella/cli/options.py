@@ -10,6 +10,7 @@ from centella.dtypes import dtype_of
 from centella.errors import DTypeError
 
 WEIGHTS = ("auto", "f32", "f16", "bf16")
+QUANTIZED = ("q8_0", "q4_0")
 
 
 def _weight_dtype(text: str) -> str:
@@ -21,6 +22,13 @@ def _weight_dtype(text: str) -> str:
     if name not in WEIGHTS:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, WEIGHTS))}.")
     return name
+
+
+def quantized_format(text: str) -> str:
+    """A format that weights are quantised in at load."""
+    if text not in QUANTIZED:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, QUANTIZED))}.")
+    return text
 
 
 Folder = Annotated[
@@ -60,7 +68,10 @@ Dtype = Annotated[
     ),
 ]
 Quantize = Annotated[
-    str | None, typer.Option(metavar="Q", help="Quantise weights at load: q8_0 or q4_0.")
+    str | None,
+    typer.Option(
+        parser=quantized_format, metavar="Q", help="Quantise weights at load: q8_0 or q4_0."
+    ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Texts in one batch.")]
 ShowLedger = Annotated[

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from centella.dtypes import Array, DType, dtype_of, f32
 from centella.errors import DTypeError, WeightsError
+from centella.host.log import logger
 from centella.nn.room import Weight, check_room
 from centella.nn.stored import (
     Part,
@@ -72,6 +73,10 @@ def fill(
     where = open_device(device)
     rooms = [_weight(w, parts, kind) for w, parts, kind in ready]
     check_room([w for w in rooms if w is not None], where, quantize, origin)
+    matrices = [w for w in rooms if w is not None and w.takes]
+    if quantize is not None and matrices and all(w.nbytes for w in matrices):
+        logger("load").warning("%s: quantize: %s changes nothing: the weights of the file are "
+                               "quantised already", origin, quantize)  # fmt: skip
     sizes = [0 if w is None else w.sent(where) for w in rooms]
     weights: list[tuple[_Wanted, Tensor | QTensor | Stacked]] = []
     infinite: dict[str, list[Tensor]] = {}

@@ -349,7 +349,7 @@ class Generator(Hinted):
     def _stream(
         self, op: str, row: Ids, asked: Asked, on_token: Callable[[int], object] | None
     ) -> Stream:
-        self.tokenizer  # noqa: B018  # raises now where there is none
+        self._prompts.tokenizer_for(f"{op} gives pieces of text, generate gives ids")
         if on_token is not None and not callable(on_token):
             raise DTypeError(f"{op}: on_token: expected a function, got {show(on_token)}")
         text, ending = self._text(asked), threading.Event()

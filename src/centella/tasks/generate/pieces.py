@@ -24,7 +24,9 @@ class Generation(Struct, frozen=True):
             closed, or failed, before its end).
         prompt_tokens: tokens of the prompt.
         logprobs: the log-probabilities of each of `ids`; None unless `logprobs=` was given.
-        guessed, accepted: numbers of tokens that `draft=` guessed, and that were accepted.
+        guessed: number of tokens that `draft=` guessed, all 7 of each pass: also those behind a
+            wrong one, or behind the end of the text.
+        accepted: how many of `ids` were guessed right.
         score: of beam search: log-probabilities, the end token's included, added up, over the
             number of tokens to the power of `length_penalty`; None without beams.
     """
@@ -40,7 +42,10 @@ class Generation(Struct, frozen=True):
 
 
 class Tally(Struct):
-    """Tokens that were guessed, and those of them that the model chose itself."""
+    """Tokens that were guessed, and those of them that the model chose itself.
+
+    A pass is counted before its tokens come: its right guesses, then one that was not guessed.
+    """
 
     guessed: int = 0
     accepted: int = 0
@@ -73,6 +78,7 @@ class Text:
         logprobs: of each of `ids`; None: they are not given.
         finish: "stop", "length" or what `end` was told, once it has ended.
         tally: of guesses.
+        accepted: how many of `ids` were guessed right.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Text:
         self.logprobs: list[TokenLogprobs] | None = [] if logprobs else None
         self.finish: str = ""
         self.tally: Tally = Tally()
+        self.accepted: int = 0
         self._stops = stops
         self._text = ""
         self._told = 0  # characters that were given
@@ -106,6 +113,7 @@ class Text:
         if token in self._stops.ids:
             return self.end("stop")
         self.ids.append(token)
+        self.accepted = min(self.accepted + 1, self.tally.accepted)
         if self.logprobs is not None and logprobs is not None:
             self.logprobs.append(logprobs)
         if len(self.ids) >= self._stops.tokens:
@@ -165,4 +173,4 @@ class Text:
     def generation(self, prompt_tokens: int) -> Generation:
         """It, as users get it."""
         return Generation(self.ids, self.whole(), self.finish, prompt_tokens, self.logprobs,
-                          self.tally.guessed, self.tally.accepted)  # fmt: skip
+                          self.tally.guessed, self.accepted)  # fmt: skip

@@ -87,7 +87,11 @@ class Prompts:
         Raises:
             WeightsError: the model's folder has none.
         """
-        return expect_tokenizer(self._tokenizer, "; give ids in place of text")
+        return self.tokenizer_for("give ids in place of text")
+
+    def tokenizer_for(self, use: str) -> Tokenizer:
+        """`tokenizer`; where there is none, the error says what it is for, or what to do."""
+        return expect_tokenizer(self._tokenizer, f"; {use}")
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:
@@ -191,7 +195,8 @@ class Prompts:
         words: tuple[str, ...] = tuple(texts)
         ids: frozenset[int] = frozenset() if flag(op, "ignore_eos", ignore_eos) else config.stop_ids
         if words:
-            added = self.tokenizer.native.get_added_tokens_decoder()
+            tokenizer = self.tokenizer_for(f"{op} finds stop strings in text")
+            added = tokenizer.native.get_added_tokens_decoder()
             ids |= {i for i, token in added.items() if token.content in words}
         stops = Stops(ids, words, whole(op, "max_new_tokens", tokens, 1))
         chosen = config.sampling.with_(op, sampling)

@@ -109,6 +109,16 @@ class Stream(Hinted):
         """Log-probabilities of the tokens so far, if `logprobs=` was given."""
         return list(self._text.logprobs or ())
 
+    @property
+    def guessed(self) -> int:
+        """Number of tokens that `draft=` has guessed so far; see `Generation`."""
+        return self._text.tally.guessed
+
+    @property
+    def accepted(self) -> int:
+        """How many of the tokens so far were guessed right."""
+        return self._text.accepted
+
     def _generation(self) -> Generation:
         self._text.end("closed")
         return self._text.generation(self._prompt_tokens)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self, Unpack, overload
 
 from centella.backends.opening import byte_count
 from centella.dtypes import DType
-from centella.errors import ContractError, DTypeError, ShapeError
+from centella.errors import ContractError, DeviceError, DTypeError, ShapeError
 from centella.host.forks import lock_of
 from centella.nn.block_table import BLOCK
 from centella.nn.cache_layer import planes_of
@@ -64,7 +64,7 @@ class Scheduler(Hinted):
             or the memory.
 
     Raises:
-        DTypeError: `model` is not a Generator.
+        DTypeError: `model` is not a Generator, or `memory` is not a number of bytes.
         ShapeError: a number below 1, both tokens and memory, or a memory smaller than a block.
         OutOfMemoryError, LimitError: the pool does not fit on the device.
     """
@@ -291,7 +291,13 @@ def _blocks_of(model: Generator, batch: int, tokens: Any, memory: Any, stored: D
         raise ShapeError("Scheduler: expected tokens= or memory=, got both")
     planes = planes_of((config.num_key_value_heads, BLOCK, config.head_dim), stored).values()
     each = config.num_hidden_layers * sum(prod(shape) * kind.itemsize for shape, kind in planes)
-    room = byte_count(memory)
+    try:
+        room = memory if type(memory) is int else byte_count(memory)
+    except DeviceError as error:
+        raise DTypeError(
+            f"Scheduler: memory: expected bytes, an integer or a text such as '2 GB', got "
+            f"{show(memory)}"
+        ) from error
     if room < 2 * each:
         raise ShapeError(
             f"Scheduler: expected memory for two blocks of {BLOCK} tokens or more, {2 * each:,} "
