@@ -17,7 +17,8 @@ class Generation(Struct, frozen=True):
     """The continuation of a prompt.
 
     Attributes:
-        ids: the tokens, without the end token.
+        ids: the tokens, without the end token; those of a stop string, which `text` does not have,
+            are among them.
         text: the tokens as text; None for a model without a tokenizer.
         finish: "stop" (a stop token or string), "length" (`max_new_tokens`), "context" (the
             longest sequence of the batch has no more positions), or "closed" (a stream that was
