@@ -506,7 +506,7 @@ def test_an_interrupt_of_one_text_reports_what_has_come(tmp_path: Path) -> None:
     given = [*ON, "Hello", "--ignore-eos", "--ledger", "--trace", file]
     result = call(*given)
     assert result.exit_code == 130
-    assert result.stdout.endswith("\n") and wanted.text.startswith(result.stdout[:-1])
+    assert result.stdout.endswith("\n") and str(wanted.text).startswith(result.stdout[:-1])
     assert "prompt tokens, 4 tokens, first after" in result.stderr
     assert "\nledger: " in result.stderr
     assert json.loads(file.read_text())["traceEvents"]
