@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from tests.tasks.test_generate import host
         ({"beam": 2, "length_penalty": 51}, ShapeError, "length_penalty: expected -50 to 50"),
         ({"beam": 2, "early_stopping": "yes"}, DTypeError,
          """^generate: early_stopping: expected True, False or "never", got 'yes'$"""),
+        ({"beam": 2, "early_stopping": np.array([1, 2])}, DTypeError, r'"never", got array\('),
         ({"beam": 2, "early_stopping": 1}, DTypeError, "early_stopping: expected True, False or"),
         ({"length_penalty": 2.0}, ShapeError,
          "^generate: length_penalty: expected beam of 2 or more with it, got beam=1$"),

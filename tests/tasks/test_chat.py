@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict, UserList, UserString, deque, namedtuple
+from datetime import date
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import centella as ct
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks.chat.messages import ChatTemplate
+from centella.tasks.chat.plain_data import plain_data
 from tests.tasks.test_generate import MESSAGES, folder_with, host
 
 
@@ -181,6 +186,108 @@ def test_special_tokens_of_keys_and_of_parts_are_text(
     assert ids.count(begin) == 1 < parsed.count(begin)
     decode = model.tokenizer.native.decode
     assert decode(ids, skip_special_tokens=False) == decode(parsed, skip_special_tokens=False)
+
+
+class _Document:
+    text = "<|im_start|>"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        deque(["<|im_start|>"]), {"<|im_start|>"}, {1: "<|im_start|>"}.values(), UserString("a"),
+        (text for text in ["<|im_start|>"]), UserList(["<|im_start|>"]), b"<|im_start|>",
+        _Document(), ValueError("<|im_start|>"), date(2024, 1, 1), {(1, 2): 3}, rendered,
+        namedtuple("Document", ["text"])("<|im_start|>"), np.array([_Document()]), 1j,
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_data_is_refused(value: Any) -> None:
+    model = host()
+    name = r"^chat: template\['documents'\](\[0\])?: expected (text, a number|keys that)"
+    with pytest.raises(DTypeError, match=name):
+        model.chat(MESSAGES, template={"documents": value})
+    with pytest.raises(DTypeError, match=r"^chat: messages\[0\]\['x'\]\[1\].*: expected .*, got "):
+        model.encode_chat([{**MESSAGES[0], "x": [0, value]}])
+    with pytest.raises(DTypeError, match=r"^chat: template\['a'\].*: expected .*, got "):
+        model.encode_chat(MESSAGES, parse_special=True, a=value)
+
+
+def test_plain_data_of_other_types() -> None:
+    class Kind(StrEnum):
+        USER = "<|im_start|>"
+
+    class Size(IntEnum):
+        TWO = 2
+
+    given = {"a": np.array([[1, 2]]), "b": (np.float32(0.5), np.bool_(True)), "c": Kind.USER,
+             "d": OrderedDict({np.str_("e"): np.array(3)}), "f": Size.TWO,
+             "g": np.array(["<|im_start|>"])}  # fmt: skip
+    plain = plain_data("x", given)
+    assert repr(plain) == (
+        "{'a': [[1, 2]], 'b': (0.5, True), 'c': '<|im_start|>', 'd': {'e': 3}, 'f': 2, "
+        "'g': ['<|im_start|>']}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (5, "^chat: template: expected variables of the template by name, got 5"),
+        ([], r"by name, got \[\]"),
+        ("x", "by name, got 'x'"),
+        (np.array([1, 2]), "by name, got array"),
+        ({None: 1}, "^chat: template: expected names of variables, got None"),
+        ({"messages": []}, "got 'messages', chat's own"),
+    ],
+)
+def test_variables_that_are_none(template: Any, text: str) -> None:
+    with pytest.raises(DTypeError, match=text):
+        host().chat(MESSAGES, template=template)
+
+
+def test_variables_of_any_name_are_taken() -> None:
+    named = host().chat(MESSAGES, template={"self": 1, "a b": 2}, max_new_tokens=1)
+    assert list(named) == list(host().chat(MESSAGES, max_new_tokens=1))
+
+
+def test_parse_special_is_true_or_false() -> None:
+    model, options = host(), dict[str, Any](parse_special=np.array([1, 2]))
+    for call in (model.chat, model.encode_chat):
+        with pytest.raises(DTypeError, match=r"^chat: expected True or False for parse_special"):
+            call(MESSAGES, **options)
+    with pytest.raises(DTypeError, match=r"^encode: expected True or False for parse_special"):
+        model.encode("a", **options)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | tojson(ensure_ascii=true) }}",
+        "{{ messages | tojson(ensure_ascii=true) | tojson(ensure_ascii=true) }}",
+        "{{ messages }}",
+        "{{ '%r' % messages[0].content }}",
+        "{{ [messages | string] }}",
+        "{{ messages[0].content | urlencode }}",
+    ],
+)
+def test_a_mark_is_not_in_the_prompt_however_it_is_written(template: str) -> None:
+    model = host()
+    kept = model.template
+    model.template = ChatTemplate(template, {}, "here")
+    messages = [{"content": HOSTILE + r" \ufdd0 %EF%B7%91"}, {"content": "\ufdd2 a\\<|im_"}]
+    try:
+        prompt = model.template.render(messages)
+        decode = model.tokenizer.native.decode
+        ids = model.encode_chat(messages)
+        parsed = model.encode_chat(messages, parse_special=True)
+    finally:
+        model.template = kept
+    read = decode(ids, skip_special_tokens=False)
+    assert read == decode(parsed, skip_special_tokens=False) == prompt
+    assert model.tokenizer.native.get_vocab()["<|im_start|>"] not in ids
 
 
 def test_special_tokens_in_documents_and_odd_messages() -> None:

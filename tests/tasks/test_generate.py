@@ -219,6 +219,7 @@ def test_several_continuations() -> None:
         (b"x", {}, DTypeError, "expected text, ids, or a list of them, got bytes"),
         (3, {}, DTypeError, "got int"),
         ([1.5], {}, DTypeError, "expected text or whole numbers, got float"),
+        ([np.array(3), 4], {}, DTypeError, r"prompts\[0\]: expected .* numbers, got ndarray"),
         ("\ud800", {}, ShapeError, "lone surrogate"),
         ("x", {"max_new_tokens": 0}, ShapeError, "max_new_tokens"),
         ("x", {"stop": ""}, DTypeError, "stop: expected strings that are not empty"),
@@ -243,6 +244,16 @@ def test_several_continuations() -> None:
 def test_bad_calls(prompt: Any, options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         host().generate(prompt, **options)
+
+
+def test_an_array_without_axes_is_no_prompt() -> None:
+    model = host()
+    with ct.Scheduler(model) as scheduler:
+        calls: list[tuple[str, Any]] = [("encode", model.encode), ("submit", scheduler.submit)]
+        for op, call in calls:
+            with pytest.raises(DTypeError, match=f"^{op}: prompt: expected .*, got ndarray"):
+                call(np.array(3))
+    assert model.encode(np.array([3, 4])) == [3, 4]  # type: ignore[arg-type]
 
 
 def test_parts_of_a_prompt() -> None:

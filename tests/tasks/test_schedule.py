@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 import shutil
 import tempfile
 import threading
@@ -437,9 +438,14 @@ def test_waiting_has_a_limit(host: ct.Generator) -> None:
     request = scheduler.submit([3], max_new_tokens=400, ignore_eos=True)
     with pytest.raises(TimeoutError, match=r"not done after 0\.01 s"):
         request.result(0.01)
+    for timeout in ("x", np.array([1])):
+        with pytest.raises(DTypeError, match=r"^result: expected a number for timeout, got"):
+            request.result(timeout)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="expected a number of seconds for timeout, got nan"):
+        request.result(math.nan)
     with request:
         next(request)
-    assert request.result().finish == "closed"
+    assert request.result(math.inf).finish == "closed"
     assert not scheduler.step()
     assert "done" in repr(request) and "0 running" in repr(scheduler)
 

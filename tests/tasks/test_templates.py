@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jinja2.exceptions import SecurityError
+from jinja2.sandbox import SandboxedEnvironment
 
 from centella.errors import WeightsError
 from centella.tasks.chat import bounds
@@ -252,6 +253,13 @@ GROWTH = {
     "the same, as a key": "{{ {n.t: 1} }}",
     "the same, as an index": "{{ {}[n.t] }}",
     "the same, as an argument": "{{ {}.get(n.t) }}",
+    "the same, as a refusal": "{{ raise_exception(n.x) }}",
+    "the same, as values of a mapping": "{{ {'a': n.x}.values() }}",
+    "the same, as items of a mapping": "{{ {'a': n.x}.items() ~ '' }}",
+    "the same, as the name of a filter": "{{ [1] | map(n.t) | list }}",
+    "the same, as the name of an attribute": "{{ [{}] | map(attribute=n.t) | list }}",
+    "the same, as what a loop has seen": "{% for i in [1] %}{{ loop.changed(n.x) }}"
+    "{{ loop.changed(n.y) }}{% endfor %}",
     "a namespace that contains itself": "{% set n.x = [n] %}{{ n.x }}",
     "a wide column": "{{ '{:9999}'.format(1) }}",
     "a column as wide as a value says": "{{ '{:{}}'.format(1, 2000) }}",
@@ -295,6 +303,10 @@ GROWTH = {
     "bytes of a string": "{{ 'a'.encode().center(999999999) }}",
     "digits": "{{ 5 | round(-999999999) }}",
     "digits above": "{{ 5 | round(999999999, 'ceil') }}",
+    "a string that is rounded": "{{ 'a' | round(9, 'ceil') }}",
+    "a product of many digits": "{{ 10 ** 20 * 10 ** 20 }}",
+    "a power of many digits": "{{ 10 ** 20 ** 2 }}",
+    "a large power of a small number": "{{ 2 ** 999999999 }}",
     "separators": "{{ [1, 2] | tojson(separators=('a' * 999999, ':')) }}",
     "tabs that take away": "{{ ('\\t' * 99999).expandtabs(-1000) }}",
     "indented lines": "{{ ('a\\n' * 99999) | indent(1000) }}",
@@ -314,6 +326,21 @@ def test_what_grows_is_refused_with_its_line(what: str, monkeypatch: pytest.Monk
     with pytest.raises(WeightsError, match=r"^here: chat_template, line 5: "):
         rendered(TWICE + GROWTH[what])
     assert time.perf_counter() - begin < 60  # hours, or no memory, without bounds
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ns is defined }}{{ ns is mapping }}{{ ns == none }}{{ ns }}{{ [ns] != [] }}",
+        "{{ ns | string }}{{ ns ~ '' }}{{ '%s' % ns }}",
+        "{{ 7 | round }} {{ 7.0 | round }} {{ 1234 | round(-2) }} {{ 7 | round(0, 'ceil') }}",
+        "{{ 5000 * 5000 }} {{ 1700000000 * 1000 }} {{ 2 ** 70 }} {{ 1e300 * 2 }} {{ 2 ** -1 }}",
+        "{{ 10 ** 9 * -10 }} {{ 3 * 'ab' }} {{ [1] * 2 }} {{ -3 * [1] }} {{ 2 ** 0.5 }}",
+    ],
+)
+def test_templates_write_what_jinja_writes(template: str) -> None:
+    given = "{% set ns = namespace(a=1, b='x') %}" + template
+    assert rendered(given) == SandboxedEnvironment().from_string(given).render()
 
 
 @pytest.mark.parametrize(

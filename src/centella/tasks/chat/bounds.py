@@ -11,7 +11,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from string import Formatter
 from typing import Any
 
@@ -24,6 +24,8 @@ SECONDS = 10.0
 WIDEST = 1000  # columns of what is padded or indented
 ELEMENT = 8
 DIGITS = 15
+LARGEST = 10**30  # whole number that a product or a power gives
+POWER = 100  # largest
 AT_ONCE = 1000  # rounds that are counted together
 _BARE = (str, int, float, bool, type(None))
 COMPARED = 10_000  # characters that are compared with others, as many as a round takes time for
@@ -139,10 +141,10 @@ def _parts(value: Any) -> list[Any] | None:
     """What a container prints; None for what is none."""
     if isinstance(value, Mapping):
         return [part for pair in value.items() for part in pair]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
         return list(value)
     if type(value).__name__ == "Namespace":  # Jinja's; asking an undefined value would raise
-        return list(vars(value).values())
+        return [value._Namespace__attrs]
     return None
 
 
@@ -275,14 +277,24 @@ def fits(budget: Budget, operator: str, left: Any, right: Any) -> None:
             if isinstance(left, kind) and isinstance(right, kind):
                 budget.room((len(left) + len(right)) * each)
         return
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        if isinstance(left, int) and isinstance(right, int) and not _few(operator, left, right):
+            raise CentellaError(f"operands of {operator} are too large")
+        return
     sizes = [len(v) if isinstance(v, str | list | tuple) else v for v in (left, right)]
-    numbers = all(isinstance(s, int | float) and abs(s) < LONGEST for s in sizes)
-    most = 64 if operator == "**" else LONGEST
-    if not numbers or abs(sizes[0] * sizes[1]) > LONGEST or abs(sizes[1]) > most:
+    if not all(isinstance(s, int | float) and abs(s) < LONGEST for s in sizes):
         raise CentellaError(f"operands of {operator} are too large")
-    if any(isinstance(v, str | list | tuple) for v in (left, right)):
-        each = 1 if isinstance(left, str) or isinstance(right, str) else ELEMENT
-        budget.room(max(0, int(sizes[0] * sizes[1])) * each)
+    each = 1 if isinstance(left, str) or isinstance(right, str) else ELEMENT
+    budget.room(max(0, int(sizes[0] * sizes[1])) * each)
+
+
+def _few(operator: str, left: int, right: int) -> bool:
+    """Whether a product or power of whole numbers has few digits."""
+    if max(abs(left), abs(right)) > LARGEST:
+        return False
+    if operator == "*":
+        return abs(left * right) <= LARGEST
+    return right <= POWER and abs(left) ** max(right, 0) <= LARGEST
 
 
 def whole(text: Any, default: int = 0, base: int = 10) -> int:
@@ -302,6 +314,8 @@ def rounded(value: Any, precision: int = 0, method: str = "common") -> Any:
     """A number to a few digits."""
     if method not in ("common", "ceil", "floor") or not -DIGITS <= precision <= DIGITS:
         raise CentellaError(f"round: expected common, ceil or floor, and up to {DIGITS} digits")
+    if not isinstance(value, int | float):
+        raise CentellaError("round: expected a number")
     if method == "common":
-        return round(float(value), precision)
+        return round(value, precision)
     return getattr(math, method)(value * 10**precision) / 10**precision

@@ -84,7 +84,7 @@ class ChatTemplate:
         return cls(source, tokens, str(file), with_tools)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **values: Any
+        self, messages: Sequence[Mapping[str, Any]], /, *, answer: bool = True, **values: Any
     ) -> str:
         """The prompt of a conversation.
 

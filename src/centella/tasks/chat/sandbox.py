@@ -36,8 +36,9 @@ COMPARING = ("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rspl
 SPLITS = ("split", "rsplit", "splitlines")
 PADS = ("center", "ljust", "rjust", "zfill", "expandtabs")
 FORMATS = ("format", "format_map")
+CONTAINERS = (list, tuple, dict, type, jinja2.runtime.LoopContext)  # methods compare or print
 SCOPES = ("_loop_vars", "_block_vars")  # that Jinja adds to the arguments of a call
-# Filters that neither print nor compare what they are given.
+# Filters that neither print nor compare the value before them.
 LAZY = frozenset(
     ("attr", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random",
      "reject", "rejectattr", "reverse", "select", "selectattr")
@@ -125,7 +126,7 @@ class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
             if function.__name__ not in FORMATS:
                 return budget.written(_called(budget, owner, function, args, named))
             function = self.getattr(owner, function.__name__)
-        if isinstance(owner, list | tuple | dict | type) or isinstance(function, type):
+        if isinstance(owner, CONTAINERS) or isinstance(function, type):
             args = tuple(map(budget.measured, args))
             budget.measured(list(named.values()))
         if isinstance(function, jinja2.runtime.LoopContext):
@@ -153,8 +154,9 @@ def environment() -> tuple[Any, type[Exception]]:
     return sandbox, jinja2.TemplateError
 
 
-def _refuse(message: Any) -> None:
-    raise jinja2.TemplateRuntimeError(str(message))
+@jinja2.pass_context
+def _refuse(context: Any, message: Any) -> None:
+    raise jinja2.TemplateRuntimeError(budget_of(context).text(message))
 
 
 def _marked(tree: Any) -> Any:
@@ -208,9 +210,9 @@ def _guarded(function: Any, name: str) -> Any:
     def call(context: Any, *args: Any, **kwargs: Any) -> Any:
         budget = budget_of(context)
         budget.take()
-        if name not in LAZY:
-            args = tuple(map(budget.measured, args))
-            budget.measured(list(kwargs.values()))
+        value = args[0] if name in LAZY else budget.measured(args[0])
+        args = (value, *map(budget.measured, args[1:]))
+        budget.measured(list(kwargs.values()))
         contexts = {"context": context, "eval_context": context.eval_ctx,
                     "environment": context.environment}  # fmt: skip
         first = () if wants is None else (contexts[wants],)

@@ -12,6 +12,7 @@ from centella.errors import DTypeError, ShapeError
 from centella.ops.beam import THREADS
 from centella.tasks.generate.sampling import Sampling
 from centella.tensors.arguments import real, whole
+from centella.weights.model_files import show
 
 MOST = 16  # beams
 STEEPEST = 50  # length penalty: above, the power of a long text's length may be no number
@@ -62,9 +63,10 @@ class BeamSettings(Struct, frozen=True):
         """
         count = whole(op, "beam", beam, 1)
         penalty = real(op, "length_penalty", length_penalty)
-        if not (isinstance(early_stopping, bool) or early_stopping == "never"):
+        never = isinstance(early_stopping, str) and early_stopping == "never"
+        if not isinstance(early_stopping, bool) and not never:
             raise DTypeError(
-                f'{op}: early_stopping: expected True, False or "never", got {early_stopping!r}'
+                f'{op}: early_stopping: expected True, False or "never", got {show(early_stopping)}'
             )
         if count > MOST:
             raise ShapeError(f"{op}: beam: expected 1 to {MOST}, got {count}")

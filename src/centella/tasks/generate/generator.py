@@ -155,10 +155,11 @@ class Generator(Hinted):
             those of the second, and so on; with beams the best first.
 
         Raises:
-            ShapeError: an empty prompt, or one that leaves no room for another token; with beams
-                settings of sampling, a draft, or more texts than beams.
+            ShapeError: an empty prompt, one that leaves no room for another token, or an id outside
+                the vocabulary; with beams settings of sampling, a draft, or more texts than beams.
             DTypeError: a prompt that is neither text nor ids.
-            WeightsError: text for a model without a tokenizer; an id outside the vocabulary.
+            WeightsError: text for a model without a tokenizer, or of which the tokenizer makes an
+                id that the model has no vector for.
         """
         return self._generated(
             "generate", prompts, threading.Event(), n, max_new_tokens=max_new_tokens, stop=stop,
@@ -267,9 +268,11 @@ class Generator(Hinted):
 
         Raises:
             WeightsError: the model's folder has no chat template, or it fails.
-            DTypeError: messages of another type.
+            DTypeError: messages of another type, or a field or variable that is not text, a number,
+                True, False, None, or lists and mappings of these.
         """
-        ids = self._prompts.chat_ids(messages, self.template, template or {}, parse_special)
+        values = {} if template is None else template
+        ids = self._prompts.chat_ids(messages, self.template, values, parse_special)
         row = self._prompts.ids("chat", ids, self.config.begin_id)
         asked = self._prompts.asked("chat", self.config, sampling, tokens=max_new_tokens, stop=stop,
                                     ignore_eos=ignore_eos, logprobs=logprobs,

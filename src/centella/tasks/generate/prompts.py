@@ -12,6 +12,7 @@ from msgspec import Struct
 from centella.dtypes import DType, i8
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks.chat.messages import ChatTemplate, check_messages
+from centella.tasks.chat.plain_data import plain_data
 from centella.tasks.generate import logprobs as probabilities
 from centella.tasks.generate.beam_settings import BeamSettings, refuse_beside_beams
 from centella.tasks.generate.pieces import Ids, Stops
@@ -121,15 +122,18 @@ class Prompts:
 
     def chat_ids(
         self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None,
-        values: Mapping[str, Any], parse_special: bool,
+        values: Mapping[str, Any], parse_special: object,
     ) -> Ids:  # fmt: skip
         """The ids of a conversation, up to where the answer begins; raises as `Generator.chat`."""
         check_messages("chat", messages)
         check_variables("chat: template", values)
+        parsed = flag("chat", "parse_special", parse_special)
         if template is None:
             raise WeightsError("chat: expected a model folder with a chat template, got none")
+        messages = plain_data("chat: messages", list(messages))
+        values = plain_data("chat: template", values)
         mark = ""
-        if not parse_special:  # a variable that is a text is the caller's own
+        if not parsed:  # a variable that is a text is the caller's own
             names = [name for name, value in values.items() if not isinstance(value, str)]
             marked, mark = self.tokenizer.written.marked(
                 [messages, *(values[name] for name in names)]
@@ -144,15 +148,16 @@ class Prompts:
 
     def ids(
         self, op: str, prompt: Any, begin: int | None, name: str = "prompt",
-        parse_special: bool = True,
+        parse_special: object = True,
     ) -> Ids:  # fmt: skip
         """The ids of one prompt; `begin` stands for a text of none. Raises as `rows`."""
+        parsed = flag(op, "parse_special", parse_special)
         if isinstance(prompt, str):
-            tokenizer = self.tokenizer if parse_special else self.tokenizer.plain
+            tokenizer = self.tokenizer if parsed else self.tokenizer.plain
             (ids,) = tokenizer.encode([prompt])
             ids = ids or ([] if begin is None else [begin])
             self.tokenizer.check_ids(Tokens.of([ids]), self._vocab)
-        elif isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
+        elif _is_row(prompt):
             at = next((i for i, v in enumerate(prompt) if not _whole(v)), None)
             if at is not None:
                 raise DTypeError(
@@ -207,11 +212,16 @@ class Prompts:
 
 
 def check_variables(name: str, values: Mapping[str, object]) -> None:
-    """Refuse variables of a chat template that are chat's own arguments; `name`: for errors.
+    """Refuse what are no variables of a chat template, or chat's own; `name`: for errors.
 
     Raises:
-        DTypeError: there is one.
+        DTypeError: no mapping of names, or one with an argument of chat's.
     """
+    if not isinstance(values, Mapping):
+        raise DTypeError(f"{name}: expected variables of the template by name, got {show(values)}")
+    for key in values:
+        if not isinstance(key, str):
+            raise DTypeError(f"{name}: expected names of variables, got {show(key)}")
     if own := sorted(OWN & values.keys()):
         raise DTypeError(f"{name}: expected variables of the template, got {own[0]!r}, chat's own")
 
@@ -226,6 +236,13 @@ def continuations(op: str, n: object) -> int:
     if number > MOST_CONTINUATIONS:
         raise ShapeError(f"{op}: expected n of 1 to {MOST_CONTINUATIONS:,}, got {number:,}")
     return number
+
+
+def _is_row(prompt: object) -> bool:
+    """Whether it has elements, and is no text."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim > 0
+    return isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
 
 
 def _whole(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -9,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
 from typing import Any, ClassVar, Self
 
+from centella.errors import ShapeError
 from centella.host.event_loop import Waiter, in_thread
 from centella.tasks.generate.logprobs import TokenLogprobs
 from centella.tasks.generate.pieces import Generation, Tally, Text
+from centella.tensors.arguments import real
 from centella.tensors.hints import OF_REQUEST, Hinted
 
 Ready = Callable[[], bool]
@@ -141,10 +144,11 @@ class Request(Hinted):
 
         Raises:
             TimeoutError: after `timeout` seconds; it can be asked again.
+            DTypeError, ShapeError: `timeout` is no number of seconds.
             CentellaError: what it failed with: logits that are NaN, a device that was lost, a
                 Scheduler that was closed.
         """
-        self._wait(self.done, timeout)
+        self._wait(self.done, _seconds(timeout))
         return self._answer.generation
 
     def _ready(self) -> bool:
@@ -210,3 +214,13 @@ class Request(Hinted):
 
     def __exit__(self, *error: object) -> None:
         self.cancel()
+
+
+def _seconds(timeout: object) -> float | None:
+    """A timeout, checked; None for one that is too long for a lock, of centuries."""
+    if timeout is None:
+        return None
+    seconds = real("result", "timeout", timeout)
+    if math.isnan(seconds):
+        raise ShapeError("result: expected a number of seconds for timeout, got nan")
+    return seconds if seconds < threading.TIMEOUT_MAX else None

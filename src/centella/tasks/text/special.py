@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from centella.errors import DTypeError, ShapeError
 
@@ -65,7 +66,7 @@ class Special:
             texts = list(_texts(parts))
             if not any(self.stands_in(t) or self._split(t) != ("", len(t)) for t in texts):
                 return parts, ""
-            mark = next((m for m in MARKS if not any(m in text for text in texts)), None)
+            mark = next((m for m in MARKS if not any(map(_written(m).search, texts))), None)
             if mark is None:
                 raise ShapeError("chat: messages: expected text without U+FDD0 to U+FDEF")
             return [self._changed(part, mark) for part in parts], mark
@@ -85,7 +86,8 @@ class Special:
                 self._changed(key, mark): self._changed(part, mark) for key, part in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self._changed(part, mark) for part in value]
+            parts = [self._changed(part, mark) for part in value]
+            return tuple(parts) if isinstance(value, tuple) else parts
         return value
 
     def encode(self, prompt: str, mark: str) -> list[int]:
@@ -97,6 +99,7 @@ class Special:
             ids.extend(self._native.encode("".join(before), add_special_tokens=False).ids)
             before.clear()
 
+        prompt = _written(mark).sub(mark, prompt)
         for part in re.split(f"((?:{self._names})(?!{mark}))", prompt):
             if mark in part:
                 flush()
@@ -106,6 +109,14 @@ class Special:
                 before.append(part)
         flush()
         return ids
+
+
+def _written(mark: str) -> re.Pattern[str]:
+    r"""A mark as a template may write it: itself, `\ufdd0` of JSON and of Python, `%EF%B7%90`.
+
+    A string that JSON writes twice has two backslashes there.
+    """
+    return re.compile(rf"{mark}|(?<!\\)\\++u{ord(mark):x}|{quote(mark)}", re.IGNORECASE)
 
 
 def _texts(value: Any) -> Iterator[str]:
