@@ -12,6 +12,7 @@ Source of the sizes: config.json of whisper-tiny, -large-v3 and -large-v3-turbo.
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -164,10 +165,11 @@ def peer_of(torch: Any, size: str) -> Any:
 def written_by(torch: Any, model: Any, states: Any, tokens: int) -> None:
     """Greedy tokens of transformers' decoder from an encoder's states."""
     past, ids = None, torch.full((len(states), 1), 7, device=states.device)
+    named = inspect.signature(model.forward).parameters
+    kept = "cache" if "cache" in named else "past_key_values"  # before transformers 5.24
     for _ in range(tokens):
-        out = model(encoder_outputs=(states,), decoder_input_ids=ids, past_key_values=past,
-                    use_cache=True)  # fmt: skip
-        past, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        out = model(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=True, **{kept: past})
+        past, ids = getattr(out, kept), out.logits[:, -1:].argmax(-1)
     ids.cpu()
 
 

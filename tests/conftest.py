@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import os
 import signal
 from collections import defaultdict
@@ -38,6 +39,9 @@ FEW = {"tasks": ("webgpu",), "models": SLOW}
 # A first example compiles or imports, and other processes have the cores as well.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
+
+if importlib.util.find_spec("triton"):  # its LLVM crashes where it loads after Mesa's
+    importlib.import_module("triton")
 
 # Lavapipe compiles a fifth faster without its optimiser; most shaders of the tests run once.
 os.environ.setdefault("GALLIVM_PERF", "nopt")

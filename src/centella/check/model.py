@@ -272,7 +272,9 @@ def _transformers(model: Module, folder: Path, ids: Array) -> Outputs:
         return hook
 
     for path, module in theirs.named_modules():
-        if path.endswith((".self_attn", ".mlp")) or type(module).__name__ in PARTS:
+        # Of MPNet's bias theirs is looked up for each pair of positions, ours for each distance.
+        apart = path.endswith((".self_attn", ".mlp", ".relative_attention_bias"))
+        if apart or type(module).__name__ in PARTS:
             continue
         module.register_forward_hook(keep(model.rename(path)))
     with torch.inference_mode():

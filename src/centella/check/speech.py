@@ -7,6 +7,7 @@ likely token comes, up to the end of the text.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -174,11 +175,13 @@ def run_speech_reference(folder: Path, sound: Sound) -> Decoded:
         keep("encoder", encoder.layer_norm)
         heard = encoder(mel)
         ids, past = torch.tensor([sound.prompt]), None
+        named = inspect.signature(theirs.forward).parameters
+        kept = "cache" if "cache" in named else "past_key_values"  # before transformers 5.24
         while len(new) < sound.steps and sound.end not in new:
-            out = theirs(encoder_outputs=heard, decoder_input_ids=ids, past_key_values=past)
+            out = theirs(encoder_outputs=heard, decoder_input_ids=ids, **{kept: past})
             by.append(out.logits[0, -1].numpy())
             new.append(int(by[-1].argmax()))
-            ids, past = torch.tensor([new[-1:]]), out.past_key_values
+            ids, past = torch.tensor([new[-1:]]), getattr(out, kept)
         keep_input("decoder.embed_tokens", decoder.layers[0])
         for i, layer in enumerate(decoder.layers):
             keep(f"decoder.layers.{i}", layer)
