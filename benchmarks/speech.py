@@ -168,7 +168,9 @@ def written_by(torch: Any, model: Any, states: Any, tokens: int) -> None:
     named = inspect.signature(model.forward).parameters
     kept = "cache" if "cache" in named else "past_key_values"  # before transformers 5.24
     for _ in range(tokens):
-        out = model(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=True, **{kept: past})
+        out = model(
+            encoder_outputs=(states,), decoder_input_ids=ids, use_cache=True, **{kept: past}
+        )
         past, ids = getattr(out, kept), out.logits[:, -1:].argmax(-1)
     ids.cpu()
 
