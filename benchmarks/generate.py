@@ -267,8 +267,10 @@ def products(model: LlamaModel, rows: int) -> float:
                if isinstance(part, Linear)]  # fmt: skip
     # No row twice, as activations are: equal rows take less power, and products run faster.
     random = np.random.default_rng(4)
-    inputs = {k: ct.asarray(random.standard_normal((rows, k), np.float32), model.dtype, model.device)
-              for k in {part.weight.shape[1] for part in linears}}  # fmt: skip
+    inputs = {
+        k: ct.asarray(random.standard_normal((rows, k), np.float32), model.dtype, model.device)
+        for k in {part.weight.shape[1] for part in linears}
+    }
     plan = model.device.compile(lambda: [part(inputs[part.weight.shape[1]]) for part in linears])
     seconds = sorted(timed(plan, 2 * ROUNDS, model.device.synchronize))
     return seconds[len(seconds) // 2] * len(model.layers) / len(layers)
