@@ -16,11 +16,14 @@ class Thing:
 def test_the_last_ones_given_wait() -> None:
     idle = Idle[Thing](2)
     things = [idle.use(Thing()) for _ in range(3)]
-    for thing in things:
-        idle.give(thing)
-    assert idle.waiting == [things[2], things[1]]
+    first = ref(things[0])
+    while things:
+        idle.give(things.pop(0))
+    assert first() is None  # it is let go at once
+    things = idle.waiting[::-1]
+    assert len(things) == 2
     assert idle.use(things[1]) is things[1]
-    assert idle.waiting == [things[2]]
+    assert idle.waiting == [things[0]]
 
 
 def test_what_was_forgotten_is_not_taken_back() -> None:

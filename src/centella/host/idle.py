@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,28 +21,25 @@ class Idle(Generic[T]):
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._waiting: list[T] = []
+        self._waiting: deque[T] = deque(maxlen=most)
         self._used: dict[int, T] = {}
-        self._returned: deque[T] = deque()
 
     @property
     def waiting(self) -> list[T]:
-        """Those that wait, the last one first. Asked for by one thread at a time."""
-        while self._returned:
-            self._waiting = [self._returned.popleft(), *self._waiting][: self._most]
-        return self._waiting
+        """Those that wait, the last one first."""
+        return list(self._waiting)
 
     def use(self, item: T) -> T:
         """The same object, in use: one that waited, or a new one."""
-        self._waiting = [other for other in self.waiting if other is not item]
+        with suppress(ValueError):  # it is new
+            self._waiting.remove(item)
         self._used[id(item)] = item
         return item
 
     def give(self, item: T) -> None:
         """Let what was in use wait again; takes no lock, so that finalizers may call it."""
         if self._used.pop(id(item), None) is not None:
-            self._returned.append(item)
+            self._waiting.appendleft(item)
 
     def drop(self, item: T) -> None:
         """Forget an object that was in use."""
@@ -50,4 +48,4 @@ class Idle(Generic[T]):
     def clear(self) -> None:
         """Forget all; those in use are not taken back."""
         self._used.clear()
-        self.waiting.clear()
+        self._waiting.clear()
