@@ -153,13 +153,10 @@ DECODERS = {
     "4B, prompt": decoder("prefill 512", "4b", PEER),
 }
 BATCHES = {
-    "0.6B": batches("h200-batches-0.6b", AFTER, "0.6b", "cuda bf16"),
-    "0.6B, transformers": batches("h200-batches-0.6b", AFTER, "0.6b", PEER),
-    "4B": batches("h200-batches-4b", AROUND, "4b", "cuda bf16"),
-    "4B, transformers": (
-        *batches("h200-generate-batches", AFTER, "4b", PEER)[:2],
-        *batches("h200-batches-4b", AROUND, "4b", PEER)[2:],
-    ),
+    "0.6B": batches("h200-generate-batches", AFTER, "0.6b", "cuda bf16"),
+    "0.6B, transformers": batches("h200-generate-batches", AFTER, "0.6b", PEER),
+    "4B": batches("h200-generate-batches", AFTER, "4b", "cuda bf16"),
+    "4B, transformers": batches("h200-generate-batches", AFTER, "4b", PEER),
 }
 EXPERTS = {
     name: Source("h200-generate-moe", bench, ("30b-a3b", n), tuple((f"{d} bf16",) for d in DEVICES))
@@ -207,6 +204,11 @@ MISSED: dict[str, list[tuple[Any, ...]]] = {  # run, bench, shape, who; and besi
 }
 MISSED["five beams beside greedy through WebGPU, large-v3 and turbo"] = [
     ("h200-speech", BEAM, (size, 1), "webgpu f16") for size in ("large-v3", "turbo")
+]
+MISSED["16 sequences of 4B, then 64, two hosts, tokens/s"] = [
+    (run, bench, ("4b", n), "cuda bf16")
+    for n in (16, 64)
+    for run, bench in (("h200-generate-batches", AFTER), ("h200-batches-4b", AROUND))
 ]
 MISSED["five beams beside greedy, eight windows of turbo"] = [
     ("h200-speech", BEAM, ("turbo", 8), "cuda f16")
