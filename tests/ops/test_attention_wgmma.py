@@ -22,6 +22,8 @@ from centella.ops.attention.op import ATTENTION
 from centella.ops.attention.problem import AttentionAttrs
 from centella.ops.attention.wgmma import TALL, WGMMA, WGMMA_TILES
 from centella.ops.attention.wgmma_tile import WgmmaTile
+from centella.ops.attention.wgmma_work import CROSSING, heads_together
+from centella.ops.hopper import MULTIPROCESSORS
 from centella.simulator.run import simulate
 from centella.specs import make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
@@ -101,6 +103,44 @@ def test_groups_take_tiles_in_turn(name: str, resident: int) -> None:
     with mock.patch.object(wgmma, "CACHED", 1):
         plan = planned("wgmma", (*shape[:3], 270, *shape[4:]), f16, tile, **masks)
     plan.check(resident=resident)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "blocks", "past", "most", "uneven"),
+    [(32, 64, 0, 32, 1.01), (32, 64, 0, 20, 1.01), (32, 64, 0, 3, 1.03), (32, 16, 48, 32, 1.04)],
+)
+def test_groups_have_as_much_to_do(
+    pairs: int, blocks: int, past: int, most: int, uneven: float
+) -> None:
+    """The busiest has so many times the mean; 16 x 32 tiles are not whole rounds."""
+    together = heads_together(pairs, blocks, past, past + blocks, most)
+    assert 1 <= together <= most
+    order = [
+        (pair, block)
+        for first in range(0, pairs, together)
+        for block in reversed(range(blocks))
+        for pair in range(first, min(first + together, pairs))
+    ]
+    assert len({*order}) == pairs * blocks
+    groups = [0.0] * MULTIPROCESSORS
+    for number, (_, block) in enumerate(order):
+        turn, within = divmod(number, MULTIPROCESSORS)
+        groups[-1 - within if turn % 2 else within] += past + block + 1 + CROSSING
+    assert max(groups) < uneven * sum(groups) / len(groups)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "batch", "causal", "expected"),
+    [(8, 1, True, 32), (32, 1, True, 3), (32, 1, False, 10), (8, 4, True, 12)],
+)
+def test_heads_at_a_time_stay_in_the_cache(
+    kv_heads: int, batch: int, causal: bool, expected: int
+) -> None:
+    """Of 32 heads of queries: keys and values of up to ten are there, four times grouped."""
+    q, k = (make_spec((batch, n, 8192, 128), f16, 16) for n in (32, kv_heads))
+    y = make_spec((batch, 8192, 32, 128), f16, 16)
+    form = Form(ATTENTION, (q, k, k), (y,), AttentionAttrs((), 128**-0.5, causal))
+    assert dict(form.lower(CAPS).calls[-1].scalars)["together"] == expected
 
 
 @pytest.mark.parametrize("ahead", [0.3, 4.02, 6.996, 7.999])

@@ -6,6 +6,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
+from centella.dtypes import bf16
 from centella.errors import DTypeError, ShapeError, WeightsError
 from centella.tasks.chat.messages import ChatTemplate
 from centella.tasks.generate import session
 from centella.tasks.generate.generator import Generator
 from centella.tasks.generate.sampling import Sampling
-from centella.tasks.generate.session import Session, next_part
+from centella.tasks.generate.session import Session, fastest_chunk, next_part
 from centella.tasks.load import load
 from tests.support.model_common import DATA
 
@@ -265,6 +267,22 @@ def test_parts_of_a_prompt() -> None:
     assert [next_part(left, 2048, 4096) for left in (2049, 2000, 1100, 600, 512, 500)] == [
         2048, 2048, 1024, 512, 512, 512,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fast", "total", "batch", "expected"),
+    [(False, 141 << 30, 1, 512), (True, 141 << 30, 1, 8192), (True, 24 << 30, 1, 4096),
+     (True, 141 << 30, 8, 2048), (True, 8 << 30, 16, 2048), (True, None, 1, 2048)],
+)  # fmt: skip
+def test_as_many_tokens_of_a_prompt_as_there_is_memory_for(
+    fast: bool, total: int | None, batch: int, expected: int
+) -> None:
+    """Of Qwen3-4B in bf16, of which a token has 74 KB of activations."""
+    config = replace(host().model.config, hidden_size=2560, intermediate_size=9728)
+    device = SimpleNamespace(caps=SimpleNamespace(fast_tensor_cores=fast),
+                             memory=SimpleNamespace(total=total))  # fmt: skip
+    model: Any = SimpleNamespace(device=device, config=config, dtype=bf16)
+    assert fastest_chunk(model, batch) == expected
 
 
 def test_a_long_prompt_in_chunks() -> None:

@@ -137,6 +137,12 @@ class LlamaConfig(ModelConfig, frozen=True):
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
     @property
+    def activations(self) -> int:
+        """About how many numbers a layer has of a token at a time."""
+        inner = max(self.intermediate_size, self.num_experts_per_tok * self.moe_intermediate_size)
+        return 3 * (self.hidden_size + inner)
+
+    @property
     def positions(self) -> int:
         """Tokens of the longest text."""
         return self.max_position_embeddings

@@ -18,6 +18,7 @@ from centella.ops.attention.mma import FEWER_QUERIES, FOLDED
 from centella.ops.attention.problem import (
     AttentionAttrs,
     AttentionVariant,
+    keys_seen,
     launch_by_head,
     queries_of,
     rows_of_16_bits,
@@ -27,6 +28,7 @@ from centella.ops.attention.problem import (
 from centella.ops.attention.scaled import SLAB, values_first
 from centella.ops.attention.wgmma_kernel import kernel
 from centella.ops.attention.wgmma_tile import WgmmaTile
+from centella.ops.attention.wgmma_work import heads_together
 from centella.ops.hopper import MULTIPROCESSORS
 from centella.specs import Caps, Spec
 
@@ -42,7 +44,7 @@ WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
 # 128, since a third consumer works where two wait.
 TALL: dict[int, WgmmaTile] = {64: WgmmaTile(128, consumers=3, stages=4, kept=True)}
 SOONER = 1.13
-CACHED = 24 << 20  # bytes of keys and values that stay in the L2 cache
+CACHED = 40 << 20  # bytes of keys and values that stay in the L2 cache
 MANY = 1 << 15, 1024  # queries of all heads, keys: from here on values of bf16 are scaled to f16
 
 
@@ -84,10 +86,8 @@ def _launches(form: Form[AttentionAttrs], tile: WgmmaTile, caps: Caps) -> Lowere
     not reach into the text behind theirs.
     """
     (batch, heads), y = form.inputs[0].shape[:2], form.outputs[0]
-    rows = 4 * form.inputs[1].shape[2] * form.inputs[0].shape[3]  # bytes of keys and values
-    together = max(1, CACHED // max(rows, 1)) * (heads // form.inputs[1].shape[1])
     instead, scaled = dict[str, Ref](), Lowered(())
-    scalars = {"pairs": batch * heads, "together": min(together, batch * heads)}
+    scalars = {"pairs": batch * heads, "together": _together(form, tile)}
     staged = texts_of(form) is None and y.aligned and form.inputs[0].shape[3] % 8 == 0
     if form.inputs[0].dtype is bf16 and tile.parts == 1:
         scaled = values_first(form)
@@ -98,6 +98,18 @@ def _launches(form: Form[AttentionAttrs], tile: WgmmaTile, caps: Caps) -> Lowere
         instead=instead, scalars=scalars,
     )  # fmt: skip
     return Lowered((*scaled.calls, whole), scaled.temporaries)
+
+
+def _together(form: Form[AttentionAttrs], tile: WgmmaTile) -> int:
+    """Heads that groups take at a time where tiles of queries differ by the keys that they see."""
+    (batch, heads, lq, dim), (_, kv_heads, lk, _) = (s.shape for s in form.inputs[:2])
+    cached = max(1, CACHED // max(4 * lk * dim, 1)) * (heads // kv_heads)
+    most, starts = min(cached, batch * heads), "starts" in form.attrs.masks
+    if texts_of(form) is not None or not (form.attrs.causal or starts):
+        return most
+    part, reach = form.part("q", lq), -(-keys_seen(form, tile.queries) // tile.keys)
+    past = part.first + max(lk - part.whole, 0) // (2 if starts else 1)
+    return heads_together(batch * heads, -(-lq // tile.queries), past // tile.keys, reach, most)
 
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from centella import lang
 from centella.dtypes import u32
@@ -10,6 +13,32 @@ from centella.ops.attention.group_queries import GroupQueries, Same, in_turn, lo
 from centella.ops.attention.masks import Scoring, Sight
 from centella.ops.attention.problem import parameters
 from centella.ops.attention.wgmma_tile import WgmmaTile
+from centella.ops.hopper import MULTIPROCESSORS
+
+CROSSING = 1.5  # tiles of keys that take as long as going on to the next tile of queries
+TRIED = 32  # numbers of heads that `heads_together` compares at most
+
+
+@lru_cache(maxsize=256)
+def heads_together(pairs: int, blocks: int, past: int, reach: int, most: int) -> int:
+    """How many heads `longest_first` takes at a time so that the busiest group has least to do.
+
+    Args:
+        pairs: heads of all sequences; blocks: tiles of queries of each.
+        past: tiles of keys before the first queries; reach: those that a query sees at most.
+        most: heads that may be taken at a time.
+    """
+    number = np.arange(pairs * blocks)
+    busiest = {}
+    for together in range(most, max(most - TRIED, 0), -1):
+        section, rest = np.divmod(number, together * blocks)
+        rank = rest // np.minimum(together, pairs - section * together)
+        steps = np.minimum(past + blocks - rank, reach) + CROSSING
+        rounds = np.resize(steps, (-(-len(steps) // MULTIPROCESSORS), MULTIPROCESSORS))
+        rounds.reshape(-1)[len(steps) :] = 0
+        rounds[1::2] = rounds[1::2, ::-1]
+        busiest[together] = rounds.sum(axis=0).max()
+    return min(busiest, key=busiest.__getitem__)
 
 
 class Turns:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Ids = list[int]
 CHUNK = 512  # tokens of a prompt that are read at once
-FAST_CHUNK = 2048  # the same where tensor cores want products of many rows
+FAST_CHUNKS = 8192, 4096, 2048  # the same where tensor cores want products of many rows
+SHARE = 64  # of a device's memory: what a layer computes of a chunk may take one of so many
 LEAST = 16  # a last part is padded to a power of two from here on: few captures
 
 
@@ -229,7 +230,7 @@ class Session:
         """
         self._turn(rows)
         if chunk is None:
-            chunk = FAST_CHUNK if self.model.device.caps.fast_tensor_cores else CHUNK
+            chunk = fastest_chunk(self.model, self.batch)
         cache = self.past.cache
         pairs = zip(self.rows, rows, cache.lengths, strict=True)
         kept = [min(_common(old, new[:-1]), length) for old, new, length in pairs]
@@ -352,6 +353,16 @@ def _common(old: Ids, new: Ids) -> int:
     """Tokens that both begin with."""
     most = min(len(old), len(new))
     return next((i for i in range(most) if old[i] != new[i]), most)
+
+
+def fastest_chunk(model: LlamaModel, batch: int) -> int:
+    """Tokens of each prompt of a batch to read at once, by the device and how much it has."""
+    device = model.device
+    if not device.caps.fast_tensor_cores:
+        return CHUNK
+    token = model.config.activations * model.dtype.itemsize
+    most = (device.memory.total or 0) // SHARE // (batch * token)
+    return next((n for n in FAST_CHUNKS if n <= most), FAST_CHUNKS[-1])
 
 
 def next_part(left: int, chunk: int, room: int) -> int:
