@@ -115,6 +115,13 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
         *((qkv(65, d), {}, "mma") for d in (16, 32, 48, 72, 96, 136, 256)),
         (qkv(65, 128, bf16), {}, "wgmma"),
         (qkv(64, 64), {}, "mma"),
+        *((qkv(17, d, lk=lk), {}, "wgmma") for d, lk in ((64, 1024), (128, 512))),
+        *((qkv(17, d, lk=lk), {}, "mma") for d, lk in ((64, 1023), (128, 511))),
+        (qkv(17, 64, lk=1024), {"causal": True, "window": 900}, "mma"),
+        *(
+            (qkv(17, 64, lk=lk), {"masks": ("starts",)}, name)
+            for lk, name in ((2031, "wgmma"), (2030, "mma"))
+        ),  # of a cache half full
         (qkv(65, 64, lk=0), {}, "tiled"),
         (qkv(65, 64), {"masks": ("lengths", "starts", "sinks")}, "wgmma"),
         *((qkv(65, 64), {"masks": (m,)}, "mma") for m in ("mask", "key_mask")),
@@ -139,10 +146,19 @@ def test_many_queries_on_hopper_go_to_warpgroups() -> None:
     )
     for given, attrs, variant in cases:
         assert chosen(given, **attrs) == variant, (given[0].shape, attrs)
-    for lq, lk, dim, parts in ((4096, 1024, 64, 1), (4095, 1024, 64, 2), (4096, 1023, 64, 2),
-                               (4096, 1024, 112, 1), (4096, 1024, 104, 2)):  # fmt: skip
-        tile = wgmma.tile_of(form_of(qkv(lq, dim, bf16, lk)), HOPPER)
-        assert tile is not None and tile.parts == parts, (lq, lk, dim)
+    several = tuple(spec(32, n, 65, 64, dtype=bf16) for n in (4, 2, 2))
+    many = tuple(spec(32, n, 1024, 64, dtype=bf16) for n in (4, 2, 2))
+    bf16_cases: tuple[tuple[tuple[Spec, ...], dict[str, Any], int], ...] = (
+        *((qkv(65, dim, bf16, 1024), {}, 1) for dim in (64, 112)),
+        (qkv(65, 104, bf16, 1024), {}, 2),
+        (qkv(65, 64, bf16, 1023), {}, 2),
+        (qkv(65, 64, bf16, 2048), {"causal": True, "window": 800}, 2),
+        ((several[0], *many[1:]), {}, 2),  # 64 heads of values for one round of tiles
+        (many, {}, 1),
+    )
+    for given, attrs, parts in bf16_cases:
+        tile = wgmma.tile_of(form_of(given, **attrs), HOPPER)
+        assert tile is not None and tile.parts == parts, (given, attrs)
     for caps in (CUDA["sm_89"], replace(HOPPER, max_shared=64 << 10)):
         assert chosen(qkv(65, 64), caps) == "mma"
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, f16
+from centella.dtypes import DType, bf16, f16, narrow, widen
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import SimulationError
 from centella.lang.ir import BARRIERS, HOPPER
@@ -28,7 +28,7 @@ from centella.simulator.run import simulate
 from centella.specs import make_spec
 from tests.emit.test_lang_ptx import assemble, needs_ptxas, resources
 from tests.support.attention import CAPS, Plan, Shape, error, exact, on_device, planned
-from tests.support.lang_common import ORDERS
+from tests.support.lang_common import ORDERS, Tensor
 from tests.support.mutations import MEETS, mistakes
 
 SMALL = WgmmaTile(32, late=True)
@@ -197,6 +197,40 @@ def test_values_made_f16(size: float) -> None:
     v *= size
     v[1, 0, 60:] = np.nan
     assert error(plan.run(q, k, v) / size, plan.exact(q, k, v) / size) < 4e-6
+
+
+@pytest.mark.parametrize(
+    ("batch", "lk", "how"),
+    [
+        (1, 70, (512, 1, True)), (1, 300, (512, 2, True)), (1, 2100, (512, 8, False)),
+        (80, 40, (64, 2, True)), (80, 300, (128, 8, True)),
+    ],
+)  # fmt: skip
+def test_values_made_f16_in_groups_of_any_size(
+    batch: int, lk: int, how: tuple[int, int, bool]
+) -> None:
+    """Of few heads all threads that there may be; rows stay in registers where they have room."""
+    lengths = [lk - 1 - i % 3 * (lk // 3) for i in range(batch)]
+    plan = planned("wgmma", (batch, 1, 2, 1, lk, 32), bf16, SMALL, lengths=lengths)
+    call = plan.calls[0]
+    assert tuple(dict(call.constants)[n] for n in ("threads", "together", "once")) == how
+    assert call.workgroup == how[0]
+    q, k, v = plan.random()
+    v *= np.logspace(-2, 3, lk)[:, None]
+    for row, length in zip(v, lengths, strict=True):
+        row[:, length:] = np.nan
+    words = plan.words(q, k, v)
+    plan.simulated(words, 0)
+    kept, scales = (
+        Tensor(words[-2 + n], spec.dtype, spec.shape, spec.strides, 0).numpy().astype(np.float64)
+        for n, spec in enumerate(plan.kept)
+    )
+    wanted = widen(narrow(v, bf16), bf16)
+    factors = scales.reshape(batch, 2, 1, 2, 1).repeat(16, axis=-1).reshape(batch, 2, 1, 32)
+    for got, row, factor, length in zip(kept, wanted, factors, lengths, strict=True):
+        got, row = got[:, :length] * factor, row[:, :length]
+        assert (np.isclose(got, row, 0, 2.0**-40 * abs(row).max())).all()
+        assert (got == row)[abs(row) >= 2.0**-32 * abs(row).max()].all()
 
 
 def test_values_made_f16_keep_infinities() -> None:

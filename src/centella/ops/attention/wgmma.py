@@ -9,8 +9,6 @@ that counts is set to zero where it was copied to: a weight of 0 would not hide 
 
 from __future__ import annotations
 
-import math
-
 from centella.dtypes import bf16
 from centella.emit.program import Ref
 from centella.op.op import Form, Lowered
@@ -18,6 +16,7 @@ from centella.ops.attention.mma import FEWER_QUERIES, FOLDED
 from centella.ops.attention.problem import (
     AttentionAttrs,
     AttentionVariant,
+    extents,
     keys_seen,
     launch_by_head,
     queries_of,
@@ -45,12 +44,13 @@ WGMMA_TILES: tuple[tuple[int, WgmmaTile, WgmmaTile, int], ...] = (
 TALL: dict[int, WgmmaTile] = {64: WgmmaTile(128, consumers=3, stages=4, kept=True)}
 SOONER = 1.13
 CACHED = 40 << 20  # bytes of keys and values that stay in the L2 cache
-MANY = 1 << 15, 1024  # queries of all heads, keys: from here on values of bf16 are scaled to f16
+SCALED = 1024, 20  # from so many keys on bf16 values become f16, of so many heads a round at most
+FEWEST, LONG = 16, 1 << 16  # so many queries are too few; elements of keys where more are enough
 
 
 def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
     """The tile for a head, where copies reach the operands and the softmax folds the scale."""
-    q, k, attrs = form.inputs[0], form.inputs[1], form.attrs
+    q, attrs = form.inputs[0], form.attrs
     dim = q.shape[3]
     most, tiles = next(((most, x) for most, *x, _ in WGMMA_TILES if dim <= most), (0, None))
     folds = attrs.softcap is not None or FOLDED[0] <= attrs.scale <= FOLDED[1]
@@ -58,8 +58,7 @@ def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
     reached = rows_of_16_bits(form) and all(map(_apart, form.inputs[:3]))
     if tiles is None or not (caps.warpgroups and folds and reached):
         return None
-    many = texts_of(form) is None and math.prod(q.shape[:3]) >= MANY[0] and k.shape[2] >= MANY[1]
-    tile = tiles[q.dtype is bf16 and not (many and dim % SLAB == 0)]
+    tile = tiles[q.dtype is bf16 and not _scaled(form, tiles[0])]
     tall = TALL.get(most) if tile.parts == 1 and texts_of(form) is None else None
     if tall is not None and _in_turn(q, tall) < SOONER * _in_turn(q, tile):
         tile = tall
@@ -72,6 +71,21 @@ def _in_turn(q: Spec, tile: WgmmaTile) -> int:
     batch, heads, lq, _ = q.shape
     tiles = -(-lq // tile.queries) * batch * heads
     return -(-tiles // MULTIPROCESSORS) * tile.queries
+
+
+def _keys(form: Form[AttentionAttrs], queries: int) -> int:
+    """How many keys so many queries may be expected to see: a cache is half full before them."""
+    (_, lk), lq = extents(form), form.inputs[0].shape[2]
+    likely = (lk + min(lq, lk)) // 2 if "starts" in form.attrs.masks else lk
+    return min(likely, keys_seen(form, queries))
+
+
+def _scaled(form: Form[AttentionAttrs], tile: WgmmaTile) -> bool:
+    """Whether bf16 values should become f16: rounds gain by it, all values of all heads cost."""
+    (batch, kv_heads, lk, dim), seen = form.inputs[1].shape, _keys(form, tile.queries)
+    fits = texts_of(form) is None and dim % SLAB == 0 and seen >= SCALED[0]
+    cost = batch * kv_heads * lk * tile.queries
+    return fits and cost <= SCALED[1] * _in_turn(form.inputs[0], tile) * seen
 
 
 def _apart(spec: Spec) -> bool:
@@ -113,10 +127,11 @@ def _together(form: Form[AttentionAttrs], tile: WgmmaTile) -> int:
 
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
-    """Many queries, of heads that are worth their padding."""
+    """Many queries, or some of many keys, of heads that are worth their padding."""
     lq, dim = queries_of(form), form.inputs[0].shape[3]
     whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
-    return lq > FEWER_QUERIES and whole and caps.fast_tensor_cores
+    long = texts_of(form) is None and _keys(form, lq) * dim >= LONG
+    return lq > (FEWEST if long else FEWER_QUERIES) and whole and caps.fast_tensor_cores
 
 
 WGMMA = AttentionVariant(
