@@ -47,6 +47,7 @@ EXPERTS: dict[str, tuple[int, int, int]] = {  # experts, those of a token, inner
 SIZES |= {"mini-moe": SIZES["mini"], "30b-a3b": (2048, 48, 32, 4, 6144, False)}
 VOCAB, HEAD_DIM, LAYERS = 151936, 128, 4  # layers with weights of their own
 PROMPT, TOKENS, PEER_TOKENS, ROUNDS = 512, 64, 32, 3
+TURN = 40  # tokens of a question in a chat
 MOST_ROWS = 8192  # of x, of the products that a prefill is compared with
 
 
@@ -144,6 +145,13 @@ def peer(
         begun = sorted(first)[len(first) // 2]
         yield {**base, "bench": f"decode{behind(prompt)}", "unit": "tokens/s",
                **summary([s - begun for s in more], batch * PEER_TOKENS)}  # fmt: skip
+        if batch == 1 and prompt > PROMPT and len(kinds) == 1:
+            past = transformers.DynamicCache()
+            model(ids, past_key_values=past, logits_to_keep=1)
+            turn = partial(model, ids[:, :TURN], past_key_values=past, logits_to_keep=1)
+            seconds = timed(turn, 4 * ROUNDS, wait, before=partial(past.crop, prompt))
+            yield {**base, "bench": f"{TURN} more tokens after {prompt}", "unit": "ms",
+                   **cost(seconds, 1e3)}  # fmt: skip
 
 
 def prompts_of(args: argparse.Namespace) -> list[int]:
@@ -203,8 +211,8 @@ def searched(
 def measured(
     model: LlamaModel, batch: int, small: bool, prompt: int, stored: DType | None
 ) -> Iterator[Row]:
-    """Rows of prefill, of greedy tokens with each kernel's share, of a step's host time, and of
-    sampled tokens."""
+    """Rows of prefill, of greedy tokens with each kernel's share, of a step's host time, of sampled
+    tokens, and of a chat's next question after a long text."""
     tokens, wait = 8 if small else TOKENS, model.device.synchronize
     session = Session(model, batch, prompt + (2 * ROUNDS + 4) * tokens, stored)
     random = np.random.default_rng(1)
@@ -249,6 +257,15 @@ def measured(
         if how.greedy:
             yield {"bench": f"host, a step{behind(prompt)}", "unit": "us",
                    **cost(host(session, tokens), 1e6)}  # fmt: skip
+    if batch == 1 and prompt > PROMPT:
+        further = random.integers(0, model.config.vocab_size, TURN).tolist()
+
+        def turn() -> None:
+            session.rows = [list(row) for row in ids]  # all of them are kept
+            session.start([[*row, *further, 1] for row in ids])
+
+        yield {"bench": f"{TURN} more tokens after {prompt}", "unit": "ms",
+               **cost(timed(turn, 4 * ROUNDS, wait), 1e3)}  # fmt: skip
 
 
 def host(session: Session, tokens: int) -> list[float]:
