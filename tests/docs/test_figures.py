@@ -189,6 +189,7 @@ LONG_TEXTS = {
     )
     for name, bench in (
         ("tokens/s after {} tokens", "decode after"), ("a prompt of {} tokens, ms", "prefill"),
+        ("40 more tokens after {}, ms", "40 more tokens after"),
     )
     for n in (8192, 32768)
 }  # fmt: skip
