@@ -24,7 +24,7 @@ ORDER: tuple[AttentionVariant[Any], ...] = (
     CLUSTER_MMA,  # few queries of many keys in f16 and bf16, on tensor cores, in one launch
     SPLIT_MMA,  # the same in two, where clusters are too few or there are none
     SPLIT,  # few queries of many keys, which are split among groups
-    with_plain_rows(WGMMA),  # f16 and bf16, more than 64 queries, on Hopper
+    with_plain_rows(WGMMA),  # f16 and bf16, more than 64 queries or 16 of many keys, on Hopper
     with_plain_rows(MMA),  # f16 and bf16, on tensor cores
     TILED,  # many queries, where the table has a tile that fits
     STREAM,  # the rest

@@ -2,7 +2,7 @@
 
 After FlashAttention-3 (Shah et al. 2024); the kernel is in `wgmma_kernel.py`, its softmax in
 `rows.py`. Of bf16 weights are the sum of two (`parts`), or values are made f16 before
-(`scaled.py`), which pays where there are many queries. Hidden keys are looked for in the last tile,
+(`scaled.py`), which pays where there are many keys. Hidden keys are looked for in the last tile,
 and under a causal mask in the tiles that some query does not see whole. What lies past the last key
 that counts is set to zero where it was copied to: a weight of 0 would not hide a NaN.
 """
