@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import centella as ct
-from centella.dtypes import DType, bf16, f16, narrow, widen
+from centella.dtypes import DType, bf16, f16, i32, narrow, widen
 from centella.emit.ptx import emit_ptx, shared_layout
 from centella.errors import SimulationError
 from centella.lang.ir import BARRIERS, HOPPER
@@ -107,13 +107,13 @@ def test_groups_take_tiles_in_turn(name: str, resident: int) -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "blocks", "past", "most", "uneven"),
-    [(32, 64, 0, 32, 1.01), (32, 64, 0, 20, 1.01), (32, 64, 0, 3, 1.03), (32, 16, 48, 32, 1.04)],
+    [(32, 64, 0, 32, 1.01), (32, 64, 0, 20, 1.01), (32, 64, 16, 20, 1.02), (64, 16, 48, 40, 1.04)],
 )
 def test_groups_have_as_much_to_do(
     pairs: int, blocks: int, past: int, most: int, uneven: float
 ) -> None:
     """The busiest has so many times the mean; 16 x 32 tiles are not whole rounds."""
-    together = heads_together(pairs, blocks, past, past + blocks, most)
+    together = heads_together(pairs, blocks, most, past=past)
     assert 1 <= together <= most
     order = [
         (pair, block)
@@ -130,16 +130,27 @@ def test_groups_have_as_much_to_do(
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "batch", "causal", "expected"),
-    [(8, 1, True, 32), (32, 1, True, 3), (32, 1, False, 10), (8, 4, True, 12)],
-)
+    ("batch", "kv_heads", "lq", "how", "expected"),
+    [
+        (1, 8, 8192, {"causal": True}, 32), (1, 32, 8192, {"causal": True}, 3),
+        (1, 32, 8192, {}, 10), (4, 8, 8192, {"causal": True}, 12),
+        (2, 8, 2048, {"causal": True}, 16), (2, 8, 2048, {"masks": ("starts",)}, 32),
+        (2, 8, 2048, {"causal": True, "window": 512}, 40),
+    ],
+)  # fmt: skip
 def test_heads_at_a_time_stay_in_the_cache(
-    kv_heads: int, batch: int, causal: bool, expected: int
+    batch: int, kv_heads: int, lq: int, how: dict[str, Any], expected: int
 ) -> None:
-    """Of 32 heads of queries: keys and values of up to ten are there, four times grouped."""
-    q, k = (make_spec((batch, n, 8192, 128), f16, 16) for n in (32, kv_heads))
-    y = make_spec((batch, 8192, 32, 128), f16, 16)
-    form = Form(ATTENTION, (q, k, k), (y,), AttentionAttrs((), 128**-0.5, causal))
+    """Of 32 heads behind 8 192 keys in all: those of ten heads of values at most.
+
+    A cache counts as half full; within a window all tiles of queries have as many keys.
+    """
+    shapes = ((32, lq), (kv_heads, 8192), (kv_heads, 8192))
+    inputs = [make_spec((batch, n, length, 128), f16, 16) for n, length in shapes]
+    attrs = AttentionAttrs(scale=128**-0.5, **{"masks": (), **how})
+    inputs += [make_spec((batch,), i32, 16) for _ in attrs.masks]
+    y = make_spec((batch, lq, 32, 128), f16, 16)
+    form = Form(ATTENTION, tuple(inputs), (y,), attrs)
     assert dict(form.lower(CAPS).calls[-1].scalars)["together"] == expected
 
 
@@ -231,6 +242,16 @@ def test_values_made_f16_in_groups_of_any_size(
         got, row = got[:, :length] * factor, row[:, :length]
         assert (np.isclose(got, row, 0, 2.0**-40 * abs(row).max())).all()
         assert (got == row)[abs(row) >= 2.0**-32 * abs(row).max()].all()
+
+
+@pytest.mark.parametrize("length", [-3, 0, 1, 99])
+def test_values_made_f16_of_any_length(length: int) -> None:
+    """Nothing past the end is read, of a sequence without keys either; past 70 there are none."""
+    plan, q, k, v = scaled(lengths=[70, length])
+    v[1, 0, max(length, 0) :] = np.nan
+    got, wanted = plan.run(q, k, v), plan.exact(q, k, v)
+    assert error(got, wanted) < 4e-6
+    assert length > 0 or not got[1].any()
 
 
 def test_values_made_f16_keep_infinities() -> None:

@@ -269,18 +269,30 @@ def test_parts_of_a_prompt() -> None:
     ]  # fmt: skip
 
 
+GIB = 1 << 30
+QWEN = {"hidden_size": 2560, "intermediate_size": 9728}  # 74 KB of activations a token in bf16
+MIXED = {"hidden_size": 2048, "intermediate_size": 6144, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 768}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("fast", "total", "batch", "expected"),
-    [(False, 141 << 30, 1, 512), (True, 141 << 30, 1, 8192), (True, 24 << 30, 1, 4096),
-     (True, 141 << 30, 8, 2048), (True, 8 << 30, 16, 2048), (True, None, 1, 2048)],
+    ("fast", "total", "budget", "batch", "sizes", "expected"),
+    [
+        (False, 141 * GIB, None, 1, QWEN, 512), (True, 141 * GIB, None, 1, QWEN, 8192),
+        (True, 24 * GIB, None, 1, QWEN, 4096), (True, 141 * GIB, None, 8, QWEN, 2048),
+        (True, 8 * GIB, None, 16, QWEN, 2048), (True, None, None, 1, QWEN, 2048),
+        (True, 141 * GIB, 24 * GIB, 1, QWEN, 4096), (True, 24 * GIB, 141 * GIB, 1, QWEN, 4096),
+        (True, 24 * GIB, None, 1, MIXED, 2048), (True, 141 * GIB, None, 8, MIXED, 2048),
+    ],
 )  # fmt: skip
 def test_as_many_tokens_of_a_prompt_as_there_is_memory_for(
-    fast: bool, total: int | None, batch: int, expected: int
-) -> None:
-    """Of Qwen3-4B in bf16, of which a token has 74 KB of activations."""
-    config = replace(host().model.config, hidden_size=2560, intermediate_size=9728)
+    fast: bool, total: int | None, budget: int | None, batch: int, sizes: dict[str, int],
+    expected: int,
+) -> None:  # fmt: skip
+    """A 64th of what the device has, and of what it was opened with."""
+    config = replace(host().model.config, **sizes)
     device = SimpleNamespace(caps=SimpleNamespace(fast_tensor_cores=fast),
-                             memory=SimpleNamespace(total=total))  # fmt: skip
+                             memory=SimpleNamespace(total=total, budget=budget))  # fmt: skip
     model: Any = SimpleNamespace(device=device, config=config, dtype=bf16)
     assert fastest_chunk(model, batch) == expected
 

@@ -137,10 +137,11 @@ class LlamaConfig(ModelConfig, frozen=True):
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
     @property
-    def activations(self) -> int:
-        """About how many numbers a layer has of a token at a time."""
+    def activations_per_token(self) -> int:
+        """About how many numbers a layer needs of a token at a time, rather more than fewer."""
         inner = max(self.intermediate_size, self.num_experts_per_tok * self.moe_intermediate_size)
-        return 3 * (self.hidden_size + inner)
+        of_experts = 2 * self.num_experts_per_tok * self.hidden_size
+        return 3 * (self.hidden_size + inner) + of_experts
 
     @property
     def positions(self) -> int:

@@ -45,7 +45,8 @@ TALL: dict[int, WgmmaTile] = {64: WgmmaTile(128, consumers=3, stages=4, kept=Tru
 SOONER = 1.13
 CACHED = 40 << 20  # bytes of keys and values that stay in the L2 cache
 SCALED = 1024, 20  # from so many keys on bf16 values become f16, of so many heads a round at most
-FEWEST, LONG = 16, 1 << 16  # so many queries are too few; elements of keys where more are enough
+FEWEST = 16  # queries that are too few even where keys are `LONG`
+LONG = 1 << 16  # elements of a head's keys, from which on fewer than `FEWER_QUERIES` are enough
 
 
 def tile_of(form: Form[AttentionAttrs], caps: Caps) -> WgmmaTile | None:
@@ -73,7 +74,7 @@ def _in_turn(q: Spec, tile: WgmmaTile) -> int:
     return -(-tiles // MULTIPROCESSORS) * tile.queries
 
 
-def _keys(form: Form[AttentionAttrs], queries: int) -> int:
+def _likely_keys(form: Form[AttentionAttrs], queries: int) -> int:
     """How many keys so many queries may be expected to see: a cache is half full before them."""
     (_, lk), lq = extents(form), form.inputs[0].shape[2]
     likely = (lk + min(lq, lk)) // 2 if "starts" in form.attrs.masks else lk
@@ -82,7 +83,7 @@ def _keys(form: Form[AttentionAttrs], queries: int) -> int:
 
 def _scaled(form: Form[AttentionAttrs], tile: WgmmaTile) -> bool:
     """Whether bf16 values should become f16: rounds gain by it, all values of all heads cost."""
-    (batch, kv_heads, lk, dim), seen = form.inputs[1].shape, _keys(form, tile.queries)
+    (batch, kv_heads, lk, dim), seen = form.inputs[1].shape, _likely_keys(form, tile.queries)
     fits = texts_of(form) is None and dim % SLAB == 0 and seen >= SCALED[0]
     cost = batch * kv_heads * lk * tile.queries
     return fits and cost <= SCALED[1] * _in_turn(form.inputs[0], tile) * seen
@@ -121,16 +122,19 @@ def _together(form: Form[AttentionAttrs], tile: WgmmaTile) -> int:
     most, starts = min(cached, batch * heads), "starts" in form.attrs.masks
     if texts_of(form) is not None or not (form.attrs.causal or starts):
         return most
-    part, reach = form.part("q", lq), -(-keys_seen(form, tile.queries) // tile.keys)
+    part = form.part("q", lq)
     past = part.first + max(lk - part.whole, 0) // (2 if starts else 1)
-    return heads_together(batch * heads, -(-lq // tile.queries), past // tile.keys, reach, most)
+    return heads_together(
+        batch * heads, -(-lq // tile.queries), most, past=past // tile.queries,
+        reach=keys_seen(form, tile.queries) / tile.queries,
+    )  # fmt: skip
 
 
 def _preferred(form: Form[AttentionAttrs], caps: Caps) -> bool:
     """Many queries, or some of many keys, of heads that are worth their padding."""
     lq, dim = queries_of(form), form.inputs[0].shape[3]
     whole = any(least <= dim <= most for most, _, _, least in WGMMA_TILES)
-    long = texts_of(form) is None and _keys(form, lq) * dim >= LONG
+    long = texts_of(form) is None and _likely_keys(form, lq) * dim >= LONG
     return lq > (FEWEST if long else FEWER_QUERIES) and whole and caps.fast_tensor_cores
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -15,19 +16,25 @@ from centella.ops.attention.problem import parameters
 from centella.ops.attention.wgmma_tile import WgmmaTile
 from centella.ops.hopper import MULTIPROCESSORS
 
-CROSSING = 1.5  # tiles of keys that take as long as going on to the next tile of queries
+CROSSING = 1.5  # going on to the next tile of queries takes as long as so many tiles of keys
 TRIED = 32  # numbers of heads that `heads_together` compares at most
+COUNTED = 1 << 17  # tiles of queries up to which it does: among more a section counts little
 
 
 @lru_cache(maxsize=256)
-def heads_together(pairs: int, blocks: int, past: int, reach: int, most: int) -> int:
+def heads_together(
+    pairs: int, blocks: int, most: int, *, past: int = 0, reach: float = math.inf
+) -> int:
     """How many heads `longest_first` takes at a time so that the busiest group has least to do.
 
     Args:
         pairs: heads of all sequences; blocks: tiles of queries of each.
-        past: tiles of keys before the first queries; reach: those that a query sees at most.
         most: heads that may be taken at a time.
+        past, reach: keys before the first query, and those that a query sees at most, by as many
+            as a tile has queries.
     """
+    if pairs * blocks > COUNTED:
+        return most
     number = np.arange(pairs * blocks)
     busiest = {}
     for together in range(most, max(most - TRIED, 0), -1):

@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 Ids = list[int]
 CHUNK = 512  # tokens of a prompt that are read at once
 FAST_CHUNKS = 8192, 4096, 2048  # the same where tensor cores want products of many rows
-SHARE = 64  # of a device's memory: what a layer computes of a chunk may take one of so many
+SHARE = 64  # activations of a larger chunk than the smallest take one of so many parts of memory
 LEAST = 16  # a last part is padded to a power of two from here on: few captures
 
 
@@ -65,6 +65,7 @@ class Session:
         if model.config.reach(1) < capacity:
             self._tables = [State(table) for pair in self._past.tables for table in pair]
         self.rows: list[Ids] = [[] for _ in range(batch)]  # read and written, of each sequence
+        self._chunk: int | None = None  # tokens that are read at once; None: not known yet
         self._first: Session | None = None  # reads prompts that several sequences begin with
         device = model.device
         vocab = model.config.vocab_size
@@ -230,7 +231,8 @@ class Session:
         """
         self._turn(rows)
         if chunk is None:
-            chunk = fastest_chunk(self.model, self.batch)
+            self._chunk = self._chunk or fastest_chunk(self.model, self.batch)
+            chunk = self._chunk
         cache = self.past.cache
         pairs = zip(self.rows, rows, cache.lengths, strict=True)
         kept = [min(_common(old, new[:-1]), length) for old, new, length in pairs]
@@ -356,12 +358,13 @@ def _common(old: Ids, new: Ids) -> int:
 
 
 def fastest_chunk(model: LlamaModel, batch: int) -> int:
-    """Tokens of each prompt of a batch to read at once, by the device and how much it has."""
-    device = model.device
-    if not device.caps.fast_tensor_cores:
+    """Tokens of each prompt of a batch to read at once, by the device and its memory."""
+    if not model.device.caps.fast_tensor_cores:
         return CHUNK
-    token = model.config.activations * model.dtype.itemsize
-    most = (device.memory.total or 0) // SHARE // (batch * token)
+    memory = model.device.memory
+    known = [n for n in (memory.total, memory.budget) if n is not None]
+    token = batch * model.config.activations_per_token * model.dtype.itemsize
+    most = min(known, default=0) // SHARE // token
     return next((n for n in FAST_CHUNKS if n <= most), FAST_CHUNKS[-1])
 
 
