@@ -7,7 +7,8 @@ the keys and values so far, at the rate at which this card reads. `--prompt 512,
 lengths of the past, `--cache f,i8` what it is stored in: as activations, or in 8 bits. Of a mixture
 of experts a token reads the chosen ones, several tokens those that random choices would name.
 `--beam 4` has beam searches too, beside as many sampled rows, and the same of transformers.
-Peers: transformers where torch has a GPU; llama.cpp by `run.py llama` (`peer_llama.py`).
+Peers: transformers where torch has a GPU, and where the CPU is the only device; llama.cpp by
+`run.py llama` (`peer_llama.py`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ SIZES |= {"mini-moe": SIZES["mini"], "30b-a3b": (2048, 48, 32, 4, 6144, False)}
 VOCAB, HEAD_DIM, LAYERS = 151936, 128, 4  # layers with weights of their own
 PROMPT, TOKENS, PEER_TOKENS, ROUNDS = 512, 64, 32, 3
 TURN = 40  # tokens of a question in a chat
+FEW = 16  # tokens that are generated on a CPU
 MOST_ROWS = 8192  # of x, of the products that a prefill is compared with
 
 
@@ -110,41 +112,47 @@ def generate(args: argparse.Namespace) -> Iterator[Row]:
                     for row in searched(model, batch, args.small, args.beam, stored):
                         yield {"who": who, **row, "shape": (size, batch)}
             del model
-        if (torch := torch_or_none()) is not None and size not in EXPERTS:
+        where = "cpu" if args.devices == ["cpu"] else "cuda"
+        if (torch := torch_or_none(where)) is not None and size not in EXPERTS:
             with torch.inference_mode():
-                yield from peer(torch, size, batches, prompts_of(args), args.compile, args.beam)
+                for dtype in ("f32", "bf16") if where == "cpu" else ("bf16",):
+                    yield from peer(torch, size, args, where, dtype)
 
 
-def peer(
-    torch: Any, size: str, batches: list[int], prompts: list[int], compiled: bool, beam: int
-) -> Iterator[Row]:  # fmt: skip
-    """transformers' own `generate` in bf16, random weights; with a compiled step if asked for."""
+def peer(torch: Any, size: str, args: argparse.Namespace, where: str, dtype: str) -> Iterator[Row]:
+    """transformers' own `generate`, random weights; with a compiled step if asked for."""
     import transformers
 
     config = transformers.Qwen3Config(**{k: v for k, v in values_of(size).items()
                                          if k != "model_type"})  # fmt: skip
-    with torch.device("cuda"):
-        model = transformers.Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+    with torch.device(where):
+        kind = torch.float32 if dtype == "f32" else torch.bfloat16
+        model = transformers.Qwen3ForCausalLM._from_config(config, dtype=kind).eval()
     model.generation_config.eos_token_id = None
-    kinds: dict[str, dict[str, Any]] = {"transformers bf16": {}, "transformers bf16, compiled": {
+    name, batches, prompts = (
+        f"transformers {dtype}",
+        map(int, args.rows.split(",")),
+        prompts_of(args),
+    )
+    kinds: dict[str, dict[str, Any]] = {name: {}, f"{name}, compiled": {
         "cache_implementation": "static"}}  # fmt: skip
-    kinds = dict(list(kinds.items())[: 1 + compiled])
-    if beam > 1:
-        kinds[f"transformers bf16, {beam} beams"] = {"num_beams": beam}
+    wait, tokens = (lambda: None, FEW) if where == "cpu" else (torch.cuda.synchronize, PEER_TOKENS)
+    kinds = dict(list(kinds.items())[: 1 + args.compile])
+    if args.beam > 1:
+        kinds[f"{name}, {args.beam} beams"] = {"num_beams": args.beam}
     for batch, prompt, who in product(batches, prompts, kinds):
-        ids = torch.randint(0, config.vocab_size, (batch, prompt), device="cuda")
+        ids = torch.randint(0, config.vocab_size, (batch, prompt), device=where)
         run = partial(
             model.generate, ids, attention_mask=torch.ones_like(ids), do_sample=False,
             pad_token_id=0, **kinds[who],
         )  # fmt: skip
-        wait = torch.cuda.synchronize
         first = timed(partial(run, max_new_tokens=1), ROUNDS, wait)
-        more = timed(partial(run, max_new_tokens=1 + PEER_TOKENS), ROUNDS, wait)
+        more = timed(partial(run, max_new_tokens=1 + tokens), ROUNDS, wait)
         base = {"who": who, "shape": (size, batch)}
         yield {**base, "bench": f"prefill {prompt}", "unit": "ms", **cost(first, 1e3)}
         begun = sorted(first)[len(first) // 2]
         yield {**base, "bench": f"decode{behind(prompt)}", "unit": "tokens/s",
-               **summary([s - begun for s in more], batch * PEER_TOKENS)}  # fmt: skip
+               **summary([s - begun for s in more], batch * tokens)}  # fmt: skip
         if batch == 1 and prompt > PROMPT and len(kinds) == 1:
             past = transformers.DynamicCache()
             model(ids, past_key_values=past, logits_to_keep=1)
@@ -220,6 +228,7 @@ def measured(
     """Rows of prefill, of greedy tokens with each kernel's share, of a step's host time, of sampled
     tokens, and of a chat's next question after a long text."""
     tokens, wait = 8 if small else TOKENS, model.device.synchronize
+    tokens = min(tokens, FEW) if model.device.caps.on_host else tokens
     session = Session(model, batch, prompt + (2 * ROUNDS + 4) * tokens, stored)
     random = np.random.default_rng(1)
     ids = random.integers(0, model.config.vocab_size, (batch, prompt)).tolist()

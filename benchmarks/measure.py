@@ -232,10 +232,10 @@ def resources(device: ct.Device, program: Any) -> Row:
     return {**row, **figures, "threads": pipeline.threads, "shared_bytes": pipeline.dynamic}
 
 
-def torch_or_none() -> Any:
-    """PyTorch with a CUDA device, or None."""
+def torch_or_none(where: str = "cuda") -> Any:
+    """PyTorch, for CUDA where there is such a device, or None."""
     try:
         import torch
     except ImportError:
         return None
-    return torch if torch.cuda.is_available() else None
+    return torch if where == "cpu" or torch.cuda.is_available() else None

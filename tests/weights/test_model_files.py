@@ -346,7 +346,7 @@ def test_narrow_weights_on_the_cpu(
         assert not caplog.records
         load(narrow, device="cpu", dtype=kind)
     (record,) = caplog.records
-    assert f"converts {kind} at each product: f32, or auto, is" in record.getMessage()
+    assert f"rounds each result to {kind}: f32, or auto, is faster" in record.getMessage()
 
 
 def to_narrow(array: Any) -> Any:

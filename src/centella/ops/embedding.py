@@ -9,8 +9,8 @@ import numpy as np
 from msgspec import Struct
 
 from centella import lang
-from centella.dtypes import Array, dtype_of, i32, u32
-from centella.emit.program import Call, Kernel, Ref
+from centella.dtypes import Array, dtype_of, i32, narrow, u32, widen
+from centella.emit.program import Call, HostProgram, Kernel, Ref
 from centella.errors import DTypeError, ShapeError
 from centella.lang.kernel_params import signature
 from centella.lang.memory import Argument
@@ -88,6 +88,26 @@ def reference(ids: Array, *table: Array, format: str = "", **attrs: Any) -> Arra
     return rows if inside.all() else np.where(inside[..., None], rows, rows.dtype.type(NAN))
 
 
+def host(form: Form[EmbeddingAttrs]) -> HostProgram:
+    """The formula on the rows that are asked for, the rest of the table is not touched."""
+    attrs, (y,) = form.attrs, form.outputs
+    dtypes = [spec.dtype for spec in form.inputs[1:]]
+
+    def call(ins: list[Any], outs: list[Any]) -> None:
+        ids, *table = ins
+        inside = (ids >= 0) & (ids < len(table[0]))
+        chosen = [plane[np.where(inside, ids, 0).ravel()] for plane in table]
+        if attrs.format:
+            rows = FORMATS[attrs.format].decode(*map(widen, chosen, dtypes))
+            np.copyto(outs[0], narrow(rows, y.dtype).reshape(y.shape))
+        else:
+            np.copyto(outs[0], chosen[0].reshape(y.shape))
+        if not inside.all():
+            outs[0][~inside] = narrow(np.array([NAN], np.float32), y.dtype)
+
+    return HostProgram("numpy:embedding", "embedding", call)
+
+
 def lower(form: Form[EmbeddingAttrs], caps: Caps) -> Lowered:
     """One launch, of a table that is one tensor."""
     ids, table, y = rows_of(form.inputs[0]), rows_of(form.inputs[1]), rows_of(form.outputs[0])
@@ -118,4 +138,4 @@ def axes_of(form: Form[EmbeddingAttrs]) -> Axes:
 
 
 EMBEDDING = Op("embedding", rule, reference, "centella.ops.quant.kernels:embedding", takes_rows,
-               attrs=EmbeddingAttrs, axes=axes_of, doc=__doc__ or "")  # fmt: skip
+               attrs=EmbeddingAttrs, host=host, axes=axes_of, doc=__doc__ or "")  # fmt: skip

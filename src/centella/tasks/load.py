@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from os import PathLike
@@ -13,6 +14,7 @@ from centella.dtypes import DType, bf16, dtype_of, f32
 from centella.errors import DeviceError, DTypeError, WeightsError
 from centella.host.interrupts import uninterrupted
 from centella.host.log import logger
+from centella.host.memory import available
 from centella.host.workers import pool
 from centella.ledger.counts import began, noted
 from centella.runtime.device import Device, every_device
@@ -43,6 +45,7 @@ Devices = Literal["all"] | Sequence[str | Device]
 # What ends the names of matrices that GGUF files have in f32 whatever the others are in; no vector
 # is asked either.
 WIDE = (".mlp.gate.weight", ".position_embeddings.weight", ".token_type_embeddings.weight")
+ROOM = 0.9  # of the host's free memory: more of it is not filled with f32
 
 
 class LoadOptions(TypedDict, total=False):
@@ -301,8 +304,8 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
             raise DTypeError(f"load: dtype: expected auto, f32, f16 or bf16, got {kind.name}")
         if device.caps.on_host and kind is not f32:
             logger("load").warning(
-                "load: dtype: the CPU computes in f32, and converts %s at each product: f32, or "
-                "auto, is several times as fast, with twice the memory", kind.name,
+                "load: dtype: the CPU computes in f32, and rounds each result to %s: f32, or auto, "
+                "is faster and more exact", kind.name,
             )  # fmt: skip
         return kind, kind
     quantised = any(getattr(tensor, "format", "") for tensor in tensors.values())
@@ -315,5 +318,18 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
     stored = of_matrices.pop() if len(of_matrices) == 1 else f32  # of a mix, which holds all
     if device.caps.narrow_activations:
         return stored, bf16 if quantised else stored
-    # NumPy would widen 16-bit weights anew for each product.
-    return (f32 if device.caps.on_host else stored), f32
+    return (_of_host(stored, tensors) if device.caps.on_host else stored), f32
+
+
+def _of_host(stored: DType, tensors: Mapping[str, Any]) -> DType:
+    """What the CPU keeps weights in: f32, which need not be widened, where there is room for it."""
+    nbytes = sum(f32.itemsize * math.prod(tensor.shape) for tensor in tensors.values()
+                 if tensor.dtype is not None and tensor.dtype.is_float)  # fmt: skip
+    free = available()
+    if stored is f32 or free is None or nbytes <= ROOM * free:
+        return f32
+    logger("load").info(
+        "load: the weights stay %s: as f32 they need %s bytes, and %s are free",
+        stored.name, f"{nbytes:,}", f"{free:,}",
+    )  # fmt: skip
+    return stored

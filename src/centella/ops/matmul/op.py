@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from centella.dtypes import Array, DType, dtype_of, i8, u8
+from centella.dtypes import Array, DType, dtype_of, i8, narrow, u8, widen
 from centella.emit.program import HostProgram
 from centella.errors import DTypeError, ShapeError
 from centella.host.blas import SMALL, around, taken_over
@@ -26,6 +26,7 @@ from centella.ops.layout import (
     takes_rows,
 )
 from centella.ops.matmul.problem import ALONG_K, VARIANTS, LinearAttrs, MatmulAttrs
+from centella.ops.matmul.stored import product
 from centella.ops.operands import NUMPY, SYMBOLS
 from centella.ops.quant.dequantize import plane_axes
 from centella.ops.quant.table import FORMATS
@@ -147,7 +148,7 @@ def linear_reference(*operands: Array, **named: Any) -> Any:
 def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
     """The product into the result, which the epilogue then goes over in blocks."""
     if form.attrs.format or not plain((*form.inputs, *form.outputs)):
-        return None
+        return _stored_host(form)
     x, weight, *more = form.inputs
     out = rows_of(form.outputs[0])
     extras = form.attrs.extras
@@ -187,6 +188,27 @@ def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
             run_blocks(run, blocks, operands, y)
 
     return HostProgram("numpy:linear", "linear", call, (), (_as_rows(x), weight, *lies, out))
+
+
+def _stored_host(form: Form[LinearAttrs]) -> HostProgram:
+    """The product with a weight as it is stored, in f32, rounded once behind the epilogue."""
+    (y,), attrs = form.outputs, form.attrs
+    x, planes, more = parted(form.inputs, attrs.format)
+    rows, n, k = math.prod(y.shape[:-1]), y.shape[-1], x.shape[-1]
+    dtypes = [plane.dtype for plane in planes]
+
+    def call(ins: list[Any], outs: list[Any]) -> None:
+        left, weight, given = parted(ins, attrs.format)
+        left = np.ascontiguousarray(widen(left, x.dtype).reshape(rows, k), np.float32)
+        sums = np.empty((rows, n), np.float32)
+        product(left, weight, dtypes, attrs.format, sums)
+        wide = map(widen, given, (spec.dtype for spec in more))
+        named = dict(zip(attrs.extras, wide, strict=True))
+        with np.errstate(all="ignore"):
+            result = epilogue(NUMPY, sums.reshape(y.shape), named, attrs)
+        np.copyto(outs[0], narrow(result, y.dtype))
+
+    return HostProgram("numpy:linear", "linear", call)
 
 
 def _as_rows(spec: Spec) -> Spec:

@@ -99,9 +99,11 @@ def packed(numbers: Array) -> Array:
 
 def unpacked(stored: Array, block: int) -> Array:
     """The numbers [n, blocks, block] that `packed` packed, as int8."""
-    bytes_ = in_blocks(stored, block // 2)
-    numbers: Array = np.concatenate([bytes_ & 15, bytes_ >> 4], -1).astype(np.int8)
-    return numbers
+    bytes_, half = in_blocks(stored, block // 2), block // 2
+    numbers = np.empty((*bytes_.shape[:2], block), np.uint8)
+    np.bitwise_and(bytes_, np.uint8(15), out=numbers[..., :half])
+    np.right_shift(bytes_, np.uint8(4), out=numbers[..., half:])
+    return numbers.view(np.int8)
 
 
 def bit_words(bits: Array) -> Array:
@@ -141,13 +143,16 @@ def slices(bytes_: Array, width: int, bits: int) -> Array:
 
 def scaled_twice(numbers: Array, levels: Array, scale: Array) -> Array:
     """number x factor of 16 neighbours x factor of 256, of i8 numbers of whole rows, as [n, k]."""
-    near = numbers.reshape(*levels.shape, 16).astype(np.int32) * levels[..., None]
+    exact = np.int32 if scale.dtype == np.float16 else scale.dtype
+    near = numbers.reshape(*levels.shape, 16).astype(exact)
+    near *= levels[..., None].astype(exact)
     return scaled(near.reshape(*scale.shape, 256), scale)
 
 
 def scaled(numbers: Array, scale: Array, low: Array | None = None) -> Array:
     """number x factor + low of blocks [n, blocks, block], as [n, k]."""
-    blocks = numbers.astype(scale.dtype) * scale[..., None]
+    blocks = numbers.astype(scale.dtype)
+    blocks *= scale[..., None]
     if low is not None:
-        blocks = blocks + low[..., None]
+        blocks += low[..., None]
     return blocks.reshape(len(numbers), numbers.shape[1] * numbers.shape[2])
