@@ -193,9 +193,19 @@ LONG_TEXTS = {
     )
     for n in (8192, 32768)
 }  # fmt: skip
+ON_A_CPU = {
+    name: Source(
+        "cpu-generate", bench, ("0.6b", 1),
+        (("cpu f32",), ("cpu bf16",), ("cpu q8_0",), ("cpu q4_k",), ("transformers f32", PEER)),
+    )
+    for name, bench in (
+        ("tokens/s after 64 tokens", "decode after 64"),
+        ("a prompt of 64 tokens, ms", "prefill 64"),
+    )
+}  # fmt: skip
 NAMED: dict[str, dict[str, Any]] = {  # by the first cell of a table's head
     "sequences": BATCHES, "30B-A3B": EXPERTS, "Whisper": SPEECH, "ten minutes": FILES,
-    "4B and long texts": LONG_TEXTS,
+    "4B and long texts": LONG_TEXTS, "0.6B on a CPU": ON_A_CPU,
 }  # fmt: skip
 BEAMS = ("five beams beside greedy, large-v3, times as long", "the same, large-v3-turbo")
 BEAM, SEVERAL = "beam 5, a window's text", "encode on several, f16"

@@ -137,9 +137,9 @@ def load(
         device: where to; default: the default device.
         dtype: of weights and arithmetic. "auto" keeps the checkpoint's dtype for weights; CUDA
             computes in it (in bf16 for quantised files), other devices compute in f32, and the CPU
-            also stores f32 weights. "f32", "f16" or "bf16" sets both. Quantised weights keep their
-            format with every dtype. On the CPU "f16" and "bf16" take several times as long and log
-            a warning.
+            also stores f32 weights, if they fit into its free memory. "f32", "f16" or "bf16" sets
+            both. Quantised weights keep their format with every dtype. On the CPU "f16" and "bf16"
+            take longer and log a warning.
         warm: run the model on a text of one word before returning, so that programs are compiled
             and memory is allocated before the first request.
         task: "embed", "generate", "classify", "tag" or "transcribe": the expected task, which also
