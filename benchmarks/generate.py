@@ -263,8 +263,9 @@ def measured(
             with ct.ledger(timing=True) as led:
                 list(session.run(1))
             kernels = sorted(led.kernels(), key=lambda k: -(k.milliseconds or 0.0))
-            row |= {"share": nbytes * row["rate"] / batch / READ, "of": "the card's reads",
-                    "weights_gb": weights / 1e9, "past_gb": past / 1e9,
+            if not model.device.caps.on_host:
+                row |= {"share": nbytes * row["rate"] / batch / READ, "of": "the card's reads"}
+            row |= {"weights_gb": weights / 1e9, "past_gb": past / 1e9,
                     "launches": led.launches,
                     "kernels": [[k.kernel, k.launches, k.milliseconds] for k in kernels],
                     }  # fmt: skip

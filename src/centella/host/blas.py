@@ -98,11 +98,6 @@ def around(multiplications: int) -> AbstractContextManager[None]:
     return BLAS.alone()
 
 
-def single() -> AbstractContextManager[None]:
-    """Around products that several of our threads do, each by itself, where that can be told."""
-    return nullcontext() if BLAS is None else BLAS.alone()
-
-
 def taken_over(threads: int) -> Threads | None:
     """The BLAS, where so many threads of ours may take the place of as many of its own."""
     return BLAS if BLAS is not None and 1 < threads == BLAS.count() else None

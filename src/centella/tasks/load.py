@@ -45,7 +45,7 @@ Devices = Literal["all"] | Sequence[str | Device]
 # What ends the names of matrices that GGUF files have in f32 whatever the others are in; no vector
 # is asked either.
 WIDE = (".mlp.gate.weight", ".position_embeddings.weight", ".token_type_embeddings.weight")
-ROOM = 0.9  # of the host's free memory: more of it is not filled with f32
+ROOM = 0.9  # of the CPU's free memory, or of its limit: more of it is not filled with f32
 
 
 class LoadOptions(TypedDict, total=False):
@@ -137,7 +137,7 @@ def load(
         device: where to; default: the default device.
         dtype: of weights and arithmetic. "auto" keeps the checkpoint's dtype for weights; CUDA
             computes in it (in bf16 for quantised files), other devices compute in f32, and the CPU
-            also stores f32 weights, if they fit into its free memory. "f32", "f16" or "bf16" sets
+            also stores f32 weights, if its memory has room. "f32", "f16" or "bf16" sets
             both. Quantised weights keep their format with every dtype. On the CPU "f16" and "bf16"
             take longer and log a warning.
         warm: run the model on a text of one word before returning, so that programs are compiled
@@ -318,18 +318,20 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
     stored = of_matrices.pop() if len(of_matrices) == 1 else f32  # of a mix, which holds all
     if device.caps.narrow_activations:
         return stored, bf16 if quantised else stored
-    return (_of_host(stored, tensors) if device.caps.on_host else stored), f32
+    return (_of_host(stored, tensors, device) if device.caps.on_host else stored), f32
 
 
-def _of_host(stored: DType, tensors: Mapping[str, Any]) -> DType:
+def _of_host(stored: DType, tensors: Mapping[str, Any], device: Device) -> DType:
     """What the CPU keeps weights in: f32, which need not be widened, where there is room for it."""
-    nbytes = sum(f32.itemsize * math.prod(tensor.shape) for tensor in tensors.values()
-                 if tensor.dtype is not None and tensor.dtype.is_float)  # fmt: skip
-    free = available()
-    if stored is f32 or free is None or nbytes <= ROOM * free:
+    nbytes = 0
+    for tensor in tensors.values():
+        floats = tensor.dtype is not None and tensor.dtype.is_float
+        nbytes += f32.itemsize * math.prod(tensor.shape) if floats else tensor.nbytes
+    known = [int(ROOM * n) for n in (available(), device.memory.budget) if n is not None]
+    if stored is f32 or not known or nbytes <= min(known):
         return f32
     logger("load").info(
-        "load: the weights stay %s: as f32 they need %s bytes, and %s are free",
-        stored.name, f"{nbytes:,}", f"{free:,}",
+        "load: the weights stay %s: with f32 they need %s bytes, and %s may be taken",
+        stored.name, f"{nbytes:,}", f"{min(known):,}",
     )  # fmt: skip
     return stored

@@ -11,18 +11,20 @@ weights [experts n, k]. `rows.py` has the kernel of few rows, `mma.py` and `tile
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from centella.dtypes import Array, i32
+from centella.dtypes import Array, i32, narrow, widen
+from centella.emit.program import HostProgram
 from centella.errors import DTypeError, ShapeError
 from centella.op.axes import Axes, axes
 from centella.op.op import Form, Op, Out
 from centella.ops.elementwise import ACTIVATIONS
 from centella.ops.layout import takes_rows
+from centella.ops.matmul.stored import product
 from centella.ops.operands import NUMPY
 from centella.ops.quant.format import SYMBOLS
 from centella.ops.quant.table import FORMATS
@@ -129,31 +131,73 @@ def reference(
     """The NumPy formula: a product an expert, of the rows that chose it; NaN where none is."""
     count = len(FORMATS[format].planes) if format else 1
     planes, ids, more = rest[:count], rest[count], rest[count + 1 :]
-    named = dict(zip(extras, more, strict=True))
-    n = len(planes[0]) // experts if format else planes[0].shape[1]
+
+    def product_of(rows: Array, weight: Sequence[Array]) -> Array:
+        whole = FORMATS[format].decode(*weight).astype(x.dtype) if format else weight[0]
+        product: Array = rows @ whole.T
+        return product
+
+    attrs = ExpertAttrs(extras, gate, format, experts)
+    return _mixed(x, planes, ids, more, attrs, product_of)
+
+
+def _mixed(
+    x: Array, planes: Sequence[Array], ids: Array, more: Sequence[Array], attrs: ExpertAttrs,
+    product_of: Callable[[Array, Sequence[Array]], Array],
+) -> Any:  # fmt: skip
+    """What the experts give for the rows that chose them, one expert after the other.
+
+    Args:
+        product_of: of rows [rows, k] and the planes of one expert: [rows, n].
+    """
+    named = dict(zip(attrs.extras, more, strict=True))
+    experts = attrs.experts or len(planes[0])
+    n = len(planes[0]) // experts if attrs.format else planes[0].shape[1]
     each = np.full((*ids.shape, n), np.nan, x.dtype)
 
-    def weight(planes: Sequence[Any], expert: int) -> Any:
-        """Of one expert, k outermost."""
-        if not format:
-            return planes[0][expert].T
-        rows = [plane[expert * n : (expert + 1) * n] for plane in planes]
-        return FORMATS[format].decode(*rows).astype(x.dtype).T
+    def of(planes: Sequence[Array], expert: int) -> list[Array]:
+        if not attrs.format:
+            return [planes[0][expert]]
+        return [plane[expert * n : (expert + 1) * n] for plane in planes[: attrs.planes]]
 
     for expert in np.unique(ids):
-        if not 0 <= expert < (experts or len(planes[0])):
+        if not 0 <= expert < experts:
             continue
         at, pick = np.nonzero(ids == expert)
-        if gate:
-            rows = x[at]
-            opened = ACTIVATIONS[gate](NUMPY, rows @ weight(planes, expert))
-            each[at, pick] = opened * (rows @ weight(more, expert))
+        if attrs.gate:
+            opened = ACTIVATIONS[attrs.gate](NUMPY, product_of(x[at], of(planes, expert)))
+            each[at, pick] = opened * product_of(x[at], of(more, expert))
         else:
-            each[at, pick] = x[at, pick] @ weight(planes, expert)
-    if gate:
+            each[at, pick] = product_of(x[at, pick], of(planes, expert))
+    if attrs.gate:
         return each
     y = (each * named["shares"][..., None]).sum(1)
     return y + named["residual"] if "residual" in named else y
+
+
+def host(form: Form[ExpertAttrs]) -> HostProgram:
+    """The formula in f32, on the chosen experts' weights as they are stored."""
+    attrs, (y,) = form.attrs, form.outputs
+    x, *rest = form.inputs
+    dtypes = [spec.dtype for spec in rest[: attrs.planes]]
+    others = [spec.dtype for spec in rest[attrs.planes + 1 :]]
+
+    def product_of(rows: Array, weight: Sequence[Array]) -> Array:
+        n = len(weight[0])
+        sums = np.empty((len(rows), n), np.float32)
+        product(np.ascontiguousarray(rows), weight, dtypes, attrs.format, sums)
+        return sums
+
+    def call(ins: list[Any], outs: list[Any]) -> None:
+        rows, *given = ins
+        planes, ids, more = given[: attrs.planes], given[attrs.planes], given[attrs.planes + 1 :]
+        if not attrs.gate:  # else they are weights, too
+            more = [widen(a, d) for a, d in zip(more, others, strict=True)]
+        with np.errstate(all="ignore"):
+            result = _mixed(widen(rows, x.dtype), planes, ids, more, attrs, product_of)
+        np.copyto(outs[0], narrow(result, y.dtype))
+
+    return HostProgram("numpy:expert_linear", "expert_linear", call)
 
 
 def axes_of(form: Form[ExpertAttrs]) -> Axes:
@@ -167,5 +211,6 @@ def axes_of(form: Form[ExpertAttrs]) -> Axes:
 
 EXPERTS: Op[ExpertAttrs] = Op(
     "expert_linear", rule, reference, "centella.ops.experts.choice:lower", takes_rows,
-    ("grouped", "dequantized", "tiles", "rows"), attrs=ExpertAttrs, axes=axes_of, doc=__doc__ or "",
+    ("grouped", "dequantized", "tiles", "rows"), attrs=ExpertAttrs, host=host, axes=axes_of,
+    doc=__doc__ or "",
 )  # fmt: skip

@@ -145,11 +145,13 @@ def linear_reference(*operands: Array, **named: Any) -> Any:
     return epilogue(NUMPY, y, dict(zip(attrs.extras, more, strict=True)), attrs)
 
 
-def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
+def linear_host(form: Form[LinearAttrs]) -> HostProgram:
     """The product into the result, which the epilogue then goes over in blocks."""
-    if form.attrs.format or not plain((*form.inputs, *form.outputs)):
-        return _stored_host(form)
-    x, weight, *more = form.inputs
+    x, planes, more = parted(form.inputs, form.attrs.format)
+    if not plain((x, *more, *form.outputs)):
+        return _rounded_host(form)
+    stored = bool(form.attrs.format) or not plain(planes)
+    dtypes = [plane.dtype for plane in planes]
     out = rows_of(form.outputs[0])
     extras = form.attrs.extras
     lies = [_as_rows(s) if n == "residual" else _repeated(s, out)
@@ -165,10 +167,16 @@ def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
     parts = parts_of(out.shape, threads)
 
     def call(ins: list[Any], outs: list[Any]) -> None:
-        left, right, *rest = ins
-        (y,) = outs
-        left = left.reshape(len(y), right.shape[1])
+        left, weight, rest = parted(ins, form.attrs.format)
+        y = outs[0].reshape(out.shape)
+        left = left.reshape(len(y), x.shape[-1])
         operands = [y, *(r.reshape(y.shape) for r in rest)]
+        if stored:
+            product(np.ascontiguousarray(left), weight, dtypes, form.attrs.format, y)
+            if more_to_do:
+                run_blocks(run, blocks, operands, y)
+            return
+        right = weight[0]
         blas = taken_over(threads) if len(y) >= threads * MANY else None
 
         def compute(part: tuple[slice, list[slice]]) -> None:
@@ -187,11 +195,11 @@ def linear_host(form: Form[LinearAttrs]) -> HostProgram | None:
         if more_to_do:
             run_blocks(run, blocks, operands, y)
 
-    return HostProgram("numpy:linear", "linear", call, (), (_as_rows(x), weight, *lies, out))
+    return HostProgram("numpy:linear", "linear", call, (), (_as_rows(x), *planes, *lies, out))
 
 
-def _stored_host(form: Form[LinearAttrs]) -> HostProgram:
-    """The product with a weight as it is stored, in f32, rounded once behind the epilogue."""
+def _rounded_host(form: Form[LinearAttrs]) -> HostProgram:
+    """Of activations that are stored in 16 bits: in f32, rounded once behind the epilogue."""
     (y,), attrs = form.outputs, form.attrs
     x, planes, more = parted(form.inputs, attrs.format)
     rows, n, k = math.prod(y.shape[:-1]), y.shape[-1], x.shape[-1]
