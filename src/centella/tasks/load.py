@@ -137,9 +137,9 @@ def load(
         device: where to; default: the default device.
         dtype: of weights and arithmetic. "auto" keeps the checkpoint's dtype for weights; CUDA
             computes in it (in bf16 for quantised files), other devices compute in f32, and the CPU
-            also stores f32 weights, if its memory has room. "f32", "f16" or "bf16" sets
-            both. Quantised weights keep their format with every dtype. On the CPU "f16" and "bf16"
-            take longer and log a warning.
+            also stores f32 weights, if its memory has room. "f32", "f16" or "bf16" sets both.
+            Quantised weights keep their format with every dtype. On the CPU "f16" and "bf16" take
+            longer and log a warning.
         warm: run the model on a text of one word before returning, so that programs are compiled
             and memory is allocated before the first request.
         task: "embed", "generate", "classify", "tag" or "transcribe": the expected task, which also
@@ -323,12 +323,14 @@ def _dtypes(dtype: Any, tensors: Mapping[str, Any], device: Device) -> tuple[DTy
 
 def _of_host(stored: DType, tensors: Mapping[str, Any], device: Device) -> DType:
     """What the CPU keeps weights in: f32, which need not be widened, where there is room for it."""
+    if stored is f32:
+        return f32
     nbytes = 0
     for tensor in tensors.values():
         floats = tensor.dtype is not None and tensor.dtype.is_float
         nbytes += f32.itemsize * math.prod(tensor.shape) if floats else tensor.nbytes
     known = [int(ROOM * n) for n in (available(), device.memory.budget) if n is not None]
-    if stored is f32 or not known or nbytes <= min(known):
+    if not known or nbytes <= min(known):
         return f32
     logger("load").info(
         "load: the weights stay %s: with f32 they need %s bytes, and %s may be taken",

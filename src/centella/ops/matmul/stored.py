@@ -41,11 +41,12 @@ def product(
     (rows, k), n = x.shape, y.shape[1]
     threads = cores() if n * k >= FEW or rows * n * k >= SMALL else 1
     count = threads * max(1, -(-n * k // (threads * ELEMENTS)))  # as many for each
+    decode = FORMATS[format].decode if format else None
 
     def f32_of(part: slice) -> Array:
         stored = [plane[part] for plane in planes]
-        if format:
-            return FORMATS[format].decode(*map(widen, stored, dtypes))
+        if decode is not None:
+            return decode(*map(widen, stored, dtypes))
         return wide(stored[0], dtypes[0])
 
     def multiply(part: slice) -> None:
@@ -54,21 +55,21 @@ def product(
 
     if rows < MANY or threads == 1 or taken_over(threads) is not None:
         with nullcontext() if BLAS is None else BLAS.alone():
-            share(multiply, parts_of(0, n, count), threads)
+            share(multiply, ranges_of(0, n, count), threads)
         return
     block = np.empty((-(-n // count), k), np.float32)
-    for part in parts_of(0, n, count):
+    for part in ranges_of(0, n, count):
 
         def fill(some: slice, first: int = part.start) -> None:
             with np.errstate(all="ignore"):
                 block[some.start - first : some.stop - first] = f32_of(some)
 
-        share(fill, parts_of(part.start, part.stop, threads), threads)
+        share(fill, ranges_of(part.start, part.stop, threads), threads)
         with np.errstate(all="ignore"):
             np.matmul(x, block[: part.stop - part.start].T, out=y[:, part])
 
 
-def parts_of(begin: int, end: int, count: int) -> list[slice]:
+def ranges_of(begin: int, end: int, count: int) -> list[slice]:
     """So many parts of a range, as long as each other but for the last."""
     step = max(1, -(-(end - begin) // count))
     return [slice(i, min(i + step, end)) for i in range(begin, end, step)]
